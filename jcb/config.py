@@ -1,0 +1,201 @@
+"""Every setting of jcb as frozen dataclasses, and the one place where "auto" becomes a value.
+
+Host half. A TOML file in configs/ fills these; `--set section.key=value` and flags override it.
+Bad values are a ValueError that names the value and the fix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Literal
+
+AdmissionMode = Literal["paged", "reserve", "static"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Shape of a model, read from its checkpoint. Source: config.json or GGUF metadata."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0
+    rope_scaling: dict | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "max_position_embeddings",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"model {name}={value!r} must be a whole number of at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache.
+
+    page_size: tokens a page; 0 chooses by platform (16 on CPU and GPU, 128 on TPU).
+    num_pages: pages in the array, the dummy page 0 included; 0 plans them from `memory_gib`.
+    memory_gib: bytes for pages when num_pages is 0; 0 takes what the plan leaves free, at most what can be used.
+    enable_prefix_caching: share full pages of equal prefixes inside one namespace.
+    """
+
+    page_size: int = 0
+    num_pages: int = 0
+    memory_gib: float = 0.0
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.page_size < 0 or self.page_size & (self.page_size - 1):
+            raise ValueError(f"page_size={self.page_size} must be a power of two, or 0 for auto")
+        if self.num_pages < 0 or self.num_pages == 1:
+            raise ValueError(f"num_pages={self.num_pages} must be 0 (auto) or at least 2 (page 0 is a dummy)")
+        if not 0 <= self.memory_gib < 1e6:
+            raise ValueError(f"memory_gib={self.memory_gib} must be 0 (auto) or a number of GiB")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Who runs in the next step.
+
+    max_num_seqs: most sequences in one step (batch slots). max_num_batched_tokens: most tokens in one step.
+    max_prefill_chunk: most prompt tokens of one sequence in one step; 0 means the whole budget.
+    admission: "paged" by actual use; "reserve" takes pages for the longest possible answer at admission;
+    "static" fills a batch, runs it to its end, then the next (the last two are kept for comparison).
+    preempt_every: force a preemption of the youngest sequence every so many steps (tests only; 0 is off).
+    queue_timeout / run_timeout: seconds a request may wait / run. max_queued: most waiting requests; 0: auto.
+    max_queued_tokens: most waiting prompt tokens; 0: 8 times what the pool holds.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_prefill_chunk: int = 0
+    max_model_len: int = 0
+    policy: SchedulingPolicy = "fcfs"
+    admission: AdmissionMode = "paged"
+    preempt_every: int = 0
+    queue_timeout: float = 60.0
+    run_timeout: float = 600.0
+    max_queued: int = 0
+    max_queued_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs={self.max_num_seqs} must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
+                "a step could not hold one token for each running sequence; raise the first or lower the second"
+            )
+        for name in ("max_prefill_chunk", "max_model_len", "preempt_every", "max_queued", "max_queued_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        for name in ("queue_timeout", "run_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0 seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """How a model spreads over devices. tensor_parallel: chips that share every layer."""
+
+    tensor_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel < 1:
+            raise ValueError(f"tensor_parallel={self.tensor_parallel} must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The step loop. overlap: plan step n + 1 while the device runs n. seed: None draws entropy for requests
+    without a seed; a number makes them reproducible. implementation: which kernels, "auto" picks by device.
+    """
+
+    overlap: bool = True
+    seed: int | None = None
+    implementation: str = "auto"
+    compile_cache: str = "auto"  # "auto": ~/.cache/jcb/xla; "": off; else a folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The HTTP side. api_key_file: one key a line; none leaves the server open (loopback only unless insecure)."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_name: str = ""
+    api_key_file: str = ""
+    insecure: bool = False
+    strict_fields: bool = False
+    drain_seconds: float = 30.0
+    max_body_bytes: int = 4 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port={self.port} must be 0 (any free one) to 65535")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """Everything `serve.py` needs. model: "default", a GGUF file, or a Hugging Face folder."""
+
+    model: str = "default"
+    dtype: Dtype = "auto"
+    chat_template: str = ""
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Resolved numbers that the scheduler and admission need, all known before the first step."""
+
+    page_size: int
+    num_pages: int  # page 0 included: num_pages - 1 can be allocated
+    max_model_len: int
+    vocab_size: int
+
+    @property
+    def usable_pages(self) -> int:
+        return self.num_pages - 1
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
+
+    @property
+    def pages_per_seq(self) -> int:
+        """Width of a page table row."""
+        return self.pages_for(self.max_model_len)
+
+
+def replace(config: ServeConfig, section: str, **values: object) -> ServeConfig:
+    """A copy of `config` with fields of one section changed."""
+    changed = dataclasses.replace(getattr(config, section), **values)
+    return dataclasses.replace(config, **{section: changed})

@@ -1,0 +1,1 @@
+"""Models: a params pytree, its declaration, and one pure forward function each."""

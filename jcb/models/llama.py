@@ -1,0 +1,123 @@
+"""The Llama architecture: grouped-query attention, rotary positions, RMSNorm, SwiGLU.
+
+Layers are scanned with the KV cache in the carry, so it is written in place; weights are stacked [L, ...] in
+[out, in] order, q, k and v in one matrix, gate and up in another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jcb.config import ModelConfig
+from jcb.models import layers
+from jcb.models.params import ParamSpec, Specs
+from pallas_kernels.kv_write import kv_write
+from pallas_kernels.layout import KVLayout
+from pallas_kernels.paged_attention import paged_attention
+
+
+@flax.struct.dataclass
+class Batch:
+    """A ragged batch of T tokens in B rows, as `forward` reads it."""
+
+    token_ids: jax.Array  # i32[T]
+    positions: jax.Array  # i32[T] place in its sequence
+    page_ids: jax.Array  # i32[T] page its K and V go to; 0 for padding
+    offsets: jax.Array  # i32[T] place inside that page
+    page_table: jax.Array  # i32[B, pages_per_seq]
+    kv_lens: jax.Array  # i32[B] tokens in pages, the new ones included
+    cu_q_lens: jax.Array  # i32[B + 1] where each row's tokens start
+    num_seqs: jax.Array  # i32[] rows at and beyond it are padding
+
+
+def param_specs(config: ModelConfig) -> Specs:
+    """Every parameter of the model, declared once."""
+    depth, model, ffn = config.num_layers, config.hidden_size, config.intermediate_size
+    q_size = config.num_heads * config.head_dim
+    qkv_size = q_size + 2 * config.num_kv_heads * config.head_dim
+    scale = model**-0.5
+    stacked: Specs = {
+        "attention_norm": ParamSpec((depth, model), ("layers", "model"), None),
+        "w_qkv": ParamSpec((depth, qkv_size, model), ("layers", "heads", "model"), scale),
+        "w_out": ParamSpec((depth, model, q_size), ("layers", "model", "heads"), q_size**-0.5),
+        "mlp_norm": ParamSpec((depth, model), ("layers", "model"), None),
+        "w_gate_up": ParamSpec((depth, 2 * ffn, model), ("layers", "ffn", "model"), scale),
+        "w_down": ParamSpec((depth, model, ffn), ("layers", "model", "ffn"), ffn**-0.5),
+    }
+    if config.attention_bias:
+        stacked["b_qkv"] = ParamSpec((depth, qkv_size), ("layers", "heads"), 0.02)
+    specs: Specs = {
+        "embedding": ParamSpec((config.vocab_size, model), ("vocab", "model"), scale),
+        "layers": stacked,
+        "final_norm": ParamSpec((model,), ("model",), None),
+    }
+    if not config.tie_word_embeddings:
+        specs["head"] = ParamSpec((config.vocab_size, model), ("vocab", "model"), scale)
+    return specs
+
+
+def forward(
+    params: Any,
+    batch: Batch,
+    kv_pages: jax.Array,
+    *,
+    config: ModelConfig,
+    layout: KVLayout,
+    max_q_len: int | None = None,
+    implementation: str = "auto",
+) -> tuple[jax.Array, jax.Array]:
+    """Hidden states [T, D] after the last norm, and the cache with the T new tokens written.
+
+    params: the pytree declared by `param_specs`. max_q_len: 1 promises one token a row (see `paged_attention`).
+    """
+    frequencies = layers.rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    table = layers.rope_table(batch.positions, frequencies)
+    eps = config.rms_norm_eps
+
+    def layer(carry: tuple[jax.Array, jax.Array], xs: tuple[Any, jax.Array]) -> tuple[Any, None]:
+        hidden, kv_pages = carry
+        weights, index = xs
+        q, k, v = _project(weights, layers.rms_norm(hidden, weights["attention_norm"], eps), config)
+        q, k = layers.rope(q, table), layers.rope(k, table)
+        kv_pages = kv_write(
+            kv_pages, index, k, v, batch.page_ids, batch.offsets, layout=layout, implementation=implementation
+        )
+        attended = paged_attention(
+            q,
+            kv_pages,
+            index,
+            batch.page_table,
+            batch.kv_lens,
+            batch.cu_q_lens,
+            batch.num_seqs,
+            layout=layout,
+            max_q_len=max_q_len,
+            implementation=implementation,
+        )
+        hidden = hidden + layers.linear(attended.reshape(hidden.shape[0], -1), weights["w_out"])
+        normed = layers.rms_norm(hidden, weights["mlp_norm"], eps)
+        return (hidden + layers.swiglu(normed, weights["w_gate_up"], weights["w_down"]), kv_pages), None
+
+    hidden = params["embedding"][batch.token_ids]
+    indices = jnp.arange(config.num_layers, dtype=jnp.int32)
+    (hidden, kv_pages), _ = jax.lax.scan(layer, (hidden, kv_pages), (params["layers"], indices))
+    return layers.rms_norm(hidden, params["final_norm"], eps), kv_pages
+
+
+def logits(params: Any, hidden: jax.Array) -> jax.Array:
+    """f32[R, V] scores of the next token for hidden states [R, D]."""
+    return layers.linear_f32(hidden, params.get("head", params["embedding"]))
+
+
+def _project(weights: Any, x: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """q [T, N, H], k and v [T, K, H] of x [T, D]."""
+    qkv = layers.linear(x, weights["w_qkv"])
+    if config.attention_bias:
+        qkv = qkv + weights["b_qkv"][None, :]
+    qkv = qkv.reshape(x.shape[0], -1, config.head_dim)
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    return qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]

@@ -1,0 +1,70 @@
+"""Which implementation of an op runs where.
+
+A backend module has a function named like its op; it refuses what it does not serve by raising
+NotImplementedError("why"). "auto" tries the backend of the platform, then XLA, and keeps the reasons.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+OPS = ("paged_attention", "kv_write")
+IMPLEMENTATIONS = ("reference", "xla", "cpu", "gpu", "tpu")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One implementation of one op on one platform, and why it is not used if it is not."""
+
+    op: str
+    implementation: str
+    available: bool
+    reason: str
+
+
+def _module_name(op: str, implementation: str) -> str:
+    return f"pallas_kernels.{op}.{implementation}"
+
+
+def find(op: str, implementation: str, platform: str | None = None) -> Callable[..., Any]:
+    """The callable for `implementation` of `op`.
+
+    implementation: "auto" or one of IMPLEMENTATIONS. platform: "cpu", "gpu" or "tpu"; None asks JAX.
+    Raises ValueError for an unknown name and NotImplementedError("why") where a backend does not exist here.
+    """
+    if implementation == "auto":
+        return next(_load(c) for c in explain(op, platform) if c.available)
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"{implementation=} is not one of auto, {', '.join(IMPLEMENTATIONS)}")
+    choice = _choice(op, implementation, platform or jax.default_backend())
+    if not choice.available:
+        raise NotImplementedError(f"{op}: implementation {implementation!r} cannot run here: {choice.reason}")
+    return _load(choice)
+
+
+def explain(op: str, platform: str | None = None) -> list[Choice]:
+    """Every implementation of `op` in the order "auto" tries them on `platform`, with reasons."""
+    if op not in OPS:
+        raise ValueError(f"{op=} is not one of {', '.join(OPS)}")
+    platform = platform or jax.default_backend()
+    order = [platform] if platform in IMPLEMENTATIONS else []
+    order += [name for name in ("xla", "reference", "cpu", "gpu", "tpu") if name not in order]
+    return [_choice(op, name, platform) for name in order]
+
+
+def _choice(op: str, implementation: str, platform: str) -> Choice:
+    if importlib.util.find_spec(_module_name(op, implementation)) is None:
+        return Choice(op, implementation, False, f"jcb has no {implementation} backend for {op} yet")
+    if implementation in ("cpu", "gpu", "tpu") and implementation != platform:
+        return Choice(op, implementation, False, f"the device is a {platform}")
+    return Choice(op, implementation, True, "runs on every platform" if implementation in ("xla", "reference") else "")
+
+
+def _load(choice: Choice) -> Callable[..., Any]:
+    return getattr(importlib.import_module(_module_name(choice.op, choice.implementation)), choice.op)
