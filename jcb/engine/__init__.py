@@ -1,0 +1,1 @@
+"""The engine: admission, the step loop, output text, and its offline and asynchronous fronts."""
