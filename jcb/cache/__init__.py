@@ -1,0 +1,1 @@
+"""Who owns which page of the KV cache: integers and hashes only."""

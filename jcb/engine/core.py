@@ -1,0 +1,111 @@
+"""The loop of the engine: plan a step, start it, take in the results of the one before."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jcb.scheduler.scheduler import Scheduler
+from jcb.types import FinishReason, Request, SequenceOutput, StepPlan, StepResult
+
+logger = logging.getLogger("jcb.engine")
+
+
+class Executor(Protocol):
+    """Runs plans on a device, in the order of dispatch.
+
+    dispatch starts a plan and returns a handle without waiting; it keeps no reference to the plan's arrays that
+    later changes could reach. collect waits for a handle's result; handles are collected in order.
+    reset forgets the cache and all handles after either of them raised.
+    """
+
+    def dispatch(self, plan: StepPlan) -> Any: ...
+
+    def collect(self, handle: Any) -> StepResult: ...
+
+    def reset(self) -> None: ...
+
+
+class Metrics(Protocol):
+    """Hears of every step."""
+
+    def record_step(self, plan: StepPlan, outputs: list[SequenceOutput], stats: dict[str, int]) -> object: ...
+
+
+class EngineCore:
+    """Scheduler and executor joined; one thread only.
+
+    overlap: the host plans step n + 1 while the device runs step n. Every request added ends exactly once:
+    in an output of `step`, or in the output that `abort` returns.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        overlap: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self._overlap = overlap
+        self._clock = clock
+        self._metrics = metrics
+        self._in_flight: deque[tuple[StepPlan, Any]] = deque()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has anything to do."""
+        return self.scheduler.has_work or bool(self._in_flight)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; RequestError when it is refused."""
+        self.scheduler.add(request, self._clock())
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> SequenceOutput | None:
+        """End a request between steps; None when it is unknown or has ended."""
+        return self.scheduler.abort(request_id, reason)
+
+    def step(self) -> list[SequenceOutput]:
+        """One turn of the loop; the outputs are mostly those of the step dispatched a turn before."""
+        now = self._clock()
+        outputs = self.scheduler.expire(now)
+        plan = self.scheduler.schedule(now)
+        outputs += self._dispatch(plan)
+        ahead = 1 if self._overlap and plan.rows else 0
+        while len(self._in_flight) > ahead:
+            outputs += self._collect()
+        if self._metrics is not None:
+            self._metrics.record_step(plan, outputs, self.scheduler.stats())
+        return outputs
+
+    def _dispatch(self, plan: StepPlan) -> list[SequenceOutput]:
+        if not plan.rows:
+            return []
+        try:
+            self._in_flight.append((plan, self.executor.dispatch(plan)))
+        except Exception as error:
+            return self._fail(plan, error)
+        return []
+
+    def _collect(self) -> list[SequenceOutput]:
+        plan, handle = self._in_flight.popleft()
+        try:
+            result = self.executor.collect(handle)
+        except Exception as error:
+            return self._fail(plan, error)
+        return self.scheduler.update(plan, result, self._clock())
+
+    def _fail(self, plan: StepPlan, error: Exception) -> list[SequenceOutput]:
+        """A step raised: what is in flight is void and the executor starts with an empty cache."""
+        logger.error("step %d with %d rows failed: %s", plan.step_id, len(plan.rows), type(error).__name__)
+        logger.debug("step %d", plan.step_id, exc_info=error)
+        self._in_flight.clear()
+        outputs = self.scheduler.fail(plan, error, self._clock())
+        self.executor.reset()
+        return outputs

@@ -1,0 +1,1 @@
+"""Requests in, step plans out: who runs in the next step, with which pages."""

@@ -1,0 +1,88 @@
+"""Order and limits as plain functions: precedence, refusal at the door, when a sequence ends."""
+
+from __future__ import annotations
+
+from jcb.config import Limits, SchedulerConfig
+from jcb.scheduler.record import Order, Record
+from jcb.types import FinishReason, Request, RequestError
+
+RETRY_AFTER_SECONDS = 1.0
+"""What a caller refused for a full queue is told to wait."""
+
+
+def precedence(config: SchedulerConfig, request: Request, number: int) -> Order:
+    """Smaller runs first and is preempted last; `number` makes every order distinct."""
+    if config.policy == "priority":
+        return request.priority, request.arrival_time, number
+    return 0, 0.0, number
+
+
+def generation_limit(request: Request, limits: Limits) -> int:
+    """Most tokens the request may generate; without a `max_tokens` of its own the pool is a limit too."""
+    room = limits.max_model_len - len(request.prompt_token_ids)
+    if request.params.max_tokens is None:
+        room = min(room, limits.usable_pages * limits.page_size - len(request.prompt_token_ids))
+    return min(request.max_tokens, room)
+
+
+def check_can_ever_fit(request: Request, limits: Limits) -> None:
+    """RequestError 400, with the numbers, for a request that no empty engine could serve."""
+    prompt = len(request.prompt_token_ids)
+    if prompt == 0:
+        raise RequestError("the prompt is empty: it must hold at least one token", param="prompt", code="empty_prompt")
+    if request.max_tokens < 1:
+        raise RequestError(f"max_tokens={request.max_tokens} must be at least 1", param="max_tokens")
+    if prompt + 1 > limits.max_model_len:
+        raise RequestError(
+            f"the prompt has {prompt:,} tokens and max_tokens is {request.max_tokens:,}, but the model's length is "
+            f"{limits.max_model_len:,} tokens; the longest admissible prompt is {limits.max_model_len - 1:,} tokens",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    generated = max(generation_limit(request, limits), 1)
+    needed = limits.pages_for(prompt + generated)
+    if needed > limits.usable_pages:
+        longest = limits.usable_pages * limits.page_size - generated
+        advice = (
+            f"the longest admissible prompt is {longest:,} tokens" if longest > 0 else "ask for fewer output tokens"
+        )
+        raise RequestError(
+            f"{prompt:,} prompt tokens and up to {generated:,} output tokens need {needed:,} pages, "
+            f"the pool has {limits.usable_pages:,}; with this max_tokens {advice}",
+            param="prompt" if longest > 0 else "max_tokens",
+            code="kv_capacity_exceeded",
+        )
+
+
+def max_queued(config: SchedulerConfig) -> int:
+    """Most requests that may wait."""
+    return config.max_queued or max(4 * config.max_num_seqs, 64)
+
+
+def max_queued_tokens(config: SchedulerConfig, limits: Limits) -> int:
+    """Most prompt tokens that may wait."""
+    return config.max_queued_tokens or 8 * limits.usable_pages * limits.page_size
+
+
+def queue_full(waiting: int, tokens: int) -> RequestError:
+    """429 with Retry-After."""
+    return RequestError(
+        f"the queue is full: {waiting:,} requests with {tokens:,} prompt tokens are waiting",
+        status=429,
+        code="queue_full",
+        retry_after=RETRY_AFTER_SECONDS,
+    )
+
+
+def stop_ids(request: Request) -> frozenset[int]:
+    """Token ids that end the request: its own, and the model's unless they are ignored."""
+    own = frozenset(request.params.stop_token_ids)
+    return own if request.params.ignore_eos else own.union(request.eos_token_ids)
+
+
+def end_after(record: Record, token_id: int) -> FinishReason | None:
+    """Why the sequence ends with the token it just got, or None. Its first `min_tokens` tokens cannot stop it."""
+    generated = len(record.output_token_ids)
+    if token_id in record.stop_ids and generated > record.request.params.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if generated >= record.limit else None
