@@ -14,7 +14,7 @@ def printable(text: str, limit: int = _MAX_NAME) -> str:
 class ModelLoadError(Exception):
     """A model file that is malformed, unsupported or missing.
 
-    name: what is at fault (a file, a tensor, a metadata key). reason: what is wrong with it, and the fix if there is one.
+    name: what is at fault (a file, a tensor, a metadata key). reason: what is wrong, and the fix if there is one.
     """
 
     def __init__(self, name: str, reason: str) -> None:
