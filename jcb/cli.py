@@ -1,0 +1,236 @@
+"""The command line: one class a subcommand, parsed by tyro; its fields are the flags, `run` does the work.
+
+Nothing heavy is imported before a subcommand runs, so every `--help` is quick. A setting comes from, in rising
+order of strength: its default, the TOML file of `--config`, `--set`, its own flag.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
+
+from jcb import __version__, config_file
+from jcb.config import Dtype, SchedulingPolicy, ServeConfig
+
+_DESCRIPTION = "Serve language models with continuous batching, on CPUs, NVIDIA GPUs and TPUs."
+
+_SETTINGS = {field.path.rpartition(".")[2]: field for field in config_file.fields().values()}
+
+
+def _setting(name: str, text: str, shown: str = "", metavar: str | None = None) -> Any:
+    """Help of a flag that stands for one setting of ServeConfig, with that setting's default."""
+    default = shown or _SETTINGS[name].default
+    return arg(help=text, help_behavior_hint=f"(default: {default})", metavar=metavar)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Settings of the engine. Those without a flag are reached by --set; `jcb serve --print-config` lists all."""
+
+    config: Annotated[
+        Path | None, arg(help="TOML file of settings, see configs/", metavar="FILE", help_behavior_hint="")
+    ] = None
+    set: Annotated[
+        tuple[str, ...], UseAppendAction, arg(help="one setting, as in --set cache.page_size=32", metavar="KEY=VALUE")
+    ] = ()
+    model: Annotated[
+        str | None, _setting("model", 'a GGUF file, a Hugging Face folder, or "default"', metavar="PATH")
+    ] = None
+    dtype: Annotated[Dtype | None, _setting("dtype", "what the model computes in")] = None
+    max_model_len: Annotated[
+        int | None, _setting("max_model_len", "most tokens of one sequence", "the model's own", metavar="INT")
+    ] = None
+    max_num_seqs: Annotated[int | None, _setting("max_num_seqs", "most sequences in one step", metavar="INT")] = None
+    max_num_batched_tokens: Annotated[
+        int | None, _setting("max_num_batched_tokens", "most tokens in one step", metavar="INT")
+    ] = None
+    kv_cache_memory: Annotated[
+        str | None, _setting("memory_gib", "memory for the KV cache: GiB, or like 512M", "planned", metavar="SIZE")
+    ] = None
+    seed: Annotated[int | None, _setting("seed", "makes requests without a seed repeatable", metavar="INT")] = None
+    no_enable_prefix_caching: Annotated[
+        bool, FlagCreatePairsOff, arg(help="never reuse the pages of equal prefixes", help_behavior_hint="")
+    ] = False
+    scheduling_policy: Annotated[SchedulingPolicy | None, _setting("policy", "who runs first")] = None
+    chat_template: Annotated[
+        str | None, _setting("chat_template", "a Jinja file", "the model's own", metavar="FILE")
+    ] = None
+
+    def serve_config(self) -> ServeConfig:
+        """The configuration these options describe; ValueError names what is wrong."""
+        config = ServeConfig() if self.config is None else config_file.load(self.config)
+        return config_file.override(config, config_file.parse_settings(self.set) | self._flags())
+
+    def _flags(self) -> dict[str, object]:
+        """The flags that were given, by the full path of their setting."""
+        flags: dict[str, object] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None or value is False:
+                continue
+            if field.name == "kv_cache_memory":
+                flags["cache.memory_gib"] = config_file.parse_gib(value)
+            elif field.name == "no_enable_prefix_caching":
+                flags["cache.enable_prefix_caching"] = False
+            elif field.name == "scheduling_policy":
+                flags["scheduler.policy"] = value
+            elif field.name in _SETTINGS:
+                flags[_SETTINGS[field.name].path] = value
+        return flags
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How the next token is chosen."""
+
+    max_tokens: Annotated[int, arg(help="most tokens of an answer")] = 256
+    temperature: Annotated[float, arg(help="0 takes the most likely token")] = 0.0
+    top_p: Annotated[float, arg(help="share of probability to choose from")] = 1.0
+    top_k: Annotated[int, arg(help="number of tokens to choose from; 0 is all")] = 0
+
+    def sampling_params(self) -> Any:
+        """The SamplingParams these options describe."""
+        from jcb.types import SamplingParams
+
+        return SamplingParams(
+            max_tokens=self.max_tokens, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(EngineOptions):
+    """Serve a model over HTTP with OpenAI's API."""
+
+    host: Annotated[str | None, _setting("host", "address to listen on", metavar="ADDRESS")] = None
+    port: Annotated[int | None, _setting("port", "port to listen on; 0 is any free one", metavar="INT")] = None
+    served_model_name: Annotated[
+        str | None, _setting("served_model_name", "name in the API", "the model's own", metavar="NAME")
+    ] = None
+    api_key_file: Annotated[
+        str | None, _setting("api_key_file", "file of API keys, one a line", "none", metavar="FILE")
+    ] = None
+    insecure: Annotated[
+        bool, FlagCreatePairsOff, arg(help="listen beyond loopback without an API key", help_behavior_hint="")
+    ] = False
+    strict_fields: Annotated[
+        bool, FlagCreatePairsOff, arg(help="refuse unknown fields in requests", help_behavior_hint="")
+    ] = False
+    print_config: Annotated[
+        bool, FlagCreatePairsOff, arg(help="print the whole configuration as TOML and end", help_behavior_hint="")
+    ] = False
+
+    def run(self) -> int:
+        """Serves until SIGTERM or Ctrl-C."""
+        config = self.serve_config()
+        if self.print_config:
+            print(config_file.dump(config), end="")
+            return 0
+        import serve
+
+        return serve.run(config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(SamplingOptions, EngineOptions):
+    """Continue texts, without a server."""
+
+    prompts: Annotated[Positional[tuple[str, ...]], arg(help="texts to continue", metavar="PROMPT...")]
+
+    def run(self) -> int:
+        """Prints what the model writes after each prompt."""
+        if not self.prompts:
+            raise ValueError('give a text to continue, for example: jcb generate "The capital of France is"')
+        from jcb import terminal
+
+        return terminal.generate(self.serve_config(), self.prompts, self.sampling_params())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat(SamplingOptions, EngineOptions):
+    """Chat with a model in the terminal."""
+
+    system: Annotated[str, arg(help="system message", help_behavior_hint="(default: the template's own)")] = ""
+
+    def run(self) -> int:
+        """Reads a line, streams the answer, until end of input."""
+        from jcb import terminal
+
+        return terminal.chat(self.serve_config(), self.sampling_params(), system=self.system)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Say what this machine has and which kernels will be used."""
+
+    def run(self) -> int:
+        """Prints the report."""
+        from jcb import doctor
+
+        return doctor.run()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportTokenizer:
+    """Write a model's tokenizer as a Hugging Face folder, for benchmark clients."""
+
+    model: Annotated[Positional[str], arg(help='a GGUF file, a Hugging Face folder, or "default"', metavar="MODEL")]
+    folder: Annotated[Positional[Path], arg(help="folder to write, made if it is not there", metavar="FOLDER")]
+
+    def run(self) -> int:
+        """Writes tokenizer.json and its companions."""
+        from jcb.checkpoint.default_model import default_model_path
+        from jcb.checkpoint.reader import open_checkpoint
+        from jcb.text.export import export_tokenizer
+
+        path = default_model_path() if self.model == "default" else self.model
+        export_tokenizer(open_checkpoint(path), self.folder)
+        print(f"wrote {self.folder}")
+        return 0
+
+
+COMMANDS: dict[str, Any] = {
+    "serve": Serve,
+    "generate": Generate,
+    "chat": Chat,
+    "doctor": Doctor,
+    "export-tokenizer": ExportTokenizer,
+}
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and returns its exit status: 2 for bad settings, 1 for what then failed."""
+    args = sys.argv[1:] if args is None else list(args)
+    if args in (["--version"], ["version"]):
+        print(f"jcb {__version__}")
+        return 0
+    command = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="jcb", description=_DESCRIPTION, args=args)
+    return report_errors(command.run)
+
+
+def serve_main(args: Sequence[str] | None = None) -> int:
+    """`python serve.py` with the flags of `jcb serve`."""
+    return report_errors(tyro.cli(Serve, prog="serve.py", args=args).run)
+
+
+def report_errors(run: Callable[[], int]) -> int:
+    """Runs `run`; what the user can mend becomes one line on stderr, with a traceback only under JCB_DEBUG=1."""
+    from jcb.checkpoint.errors import ModelLoadError
+    from jcb.types import RequestError
+
+    try:
+        return run()
+    except (ValueError, ModelLoadError, RequestError, OSError) as error:
+        if os.environ.get("JCB_DEBUG"):
+            raise
+        print(f"jcb: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        return 130
