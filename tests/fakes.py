@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
@@ -161,7 +162,7 @@ class HashExecutor:
         rules = {
             "an empty plan was dispatched": not rows,
             "a row of no tokens": any(length < 1 for length in lengths),
-            "chunks before single tokens": any(a > 1 and b == 1 for a, b in zip(lengths, lengths[1:], strict=False)),
+            "chunks before single tokens": any(a > 1 and b == 1 for a, b in itertools.pairwise(lengths)),
             "a slot twice": len({row.slot for row in rows}) < len(rows),
             "a sequence twice": len({id(row.sequence) for row in rows}) < len(rows),
             "a slot out of range": any(not 0 <= row.slot < self.max_num_seqs for row in rows),

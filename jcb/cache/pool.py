@@ -110,7 +110,7 @@ class PagePool:
         free, kept = set(self._free), set(self._kept)
         held = {page for page in range(self.num_pages) if self._refs[page]}
         assert len(free) == len(self._free), "a page is free twice"
-        assert not (free & kept or free & held or kept & held), "a page is in two places"
+        assert len(free) + len(kept) + len(held) == self.num_pages - 1, "a page is in two places"
         assert free | kept | held == set(range(1, self.num_pages)), "a page is lost, or page 0 was handed out"
         assert all(refs >= 0 for refs in self._refs), "a reference count is negative"
         assert all(self._keep[page] for page in kept), "a kept page is not marked"

@@ -10,7 +10,8 @@ from jcb.scheduler.record import Record
 @dataclass(slots=True)
 class Draft:
     """Who runs how many tokens so far. Nothing in it has changed a record's progress yet, so a row can be taken
-    out again when an older sequence needs its pages."""
+    out again when an older sequence needs its pages.
+    """
 
     budget: int  # tokens still to be given out
     rows: dict[Record, int] = field(default_factory=dict)

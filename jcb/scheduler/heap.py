@@ -10,7 +10,8 @@ _SLACK = 64
 
 class KeyedHeap:
     """Names in the order of their keys. Removal only marks: stale entries are dropped when they surface,
-    and all at once when they outnumber the live ones, so memory follows the live names."""
+    and all at once when they outnumber the live ones, so memory follows the live names.
+    """
 
     def __init__(self) -> None:
         self._keys: dict[str, Any] = {}

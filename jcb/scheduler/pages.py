@@ -27,7 +27,8 @@ class PageLedger:
 
     def match(self, record: Record) -> list[int]:
         """Cached pages of its longest known prefix. One token at least is left to compute; a request that wants
-        log-probabilities of its prompt computes all of it."""
+        log-probabilities of its prompt computes all of it.
+        """
         if self._cache is None or record.request.params.prompt_logprobs is not None:
             return []
         count = (record.num_tokens - 1) // self._page_size
@@ -64,7 +65,7 @@ class PageLedger:
 
     def publish(self, record: Record) -> None:
         """Make its full pages findable. Call it for planned steps only; a page with a token unknown so far waits."""
-        if self._cache is None:
+        if self._cache is None or record.num_computed < (record.num_published + 1) * self._page_size:
             return
         known = len(record.request.prompt_token_ids) + len(record.output_token_ids)
         full = min(record.num_computed, known) // self._page_size

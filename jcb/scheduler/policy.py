@@ -54,19 +54,13 @@ def check_can_ever_fit(request: Request, limits: Limits) -> None:
         )
 
 
-def max_queued(config: SchedulerConfig) -> int:
-    """Most requests that may wait."""
-    return config.max_queued or max(4 * config.max_num_seqs, 64)
-
-
-def max_queued_tokens(config: SchedulerConfig, limits: Limits) -> int:
-    """Most prompt tokens that may wait."""
-    return config.max_queued_tokens or 8 * limits.usable_pages * limits.page_size
-
-
-def queue_full(waiting: int, tokens: int) -> RequestError:
-    """429 with Retry-After."""
-    return RequestError(
+def check_queue(config: SchedulerConfig, limits: Limits, request: Request, waiting: int, tokens: int) -> None:
+    """RequestError 429 when `waiting` requests with `tokens` prompt tokens leave no room for one more."""
+    most = config.max_queued or max(4 * config.max_num_seqs, 64)
+    most_tokens = config.max_queued_tokens or 8 * limits.usable_pages * limits.page_size
+    if waiting < most and (waiting == 0 or tokens + len(request.prompt_token_ids) <= most_tokens):
+        return
+    raise RequestError(
         f"the queue is full: {waiting:,} requests with {tokens:,} prompt tokens are waiting",
         status=429,
         code="queue_full",
