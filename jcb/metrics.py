@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from jcb.types import RowKind, SequenceOutput, StepPlan
+
 TTFT_BUCKETS = (
     (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0)
     + (2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
@@ -131,7 +133,6 @@ class EngineMetrics:
     request_time_per_output_token_seconds: Histogram = _histogram(ITL_BUCKETS)
     e2e_request_latency_seconds: Histogram = _histogram(E2E_BUCKETS)
     request_queue_time_seconds: Histogram = _histogram(E2E_BUCKETS)
-    request_prefill_time_seconds: Histogram = _histogram(E2E_BUCKETS)
     request_decode_time_seconds: Histogram = _histogram(E2E_BUCKETS)
     iteration_tokens: Histogram = _histogram(STEP_TOKEN_BUCKETS)
     request_prompt_tokens: Histogram = _histogram(TOKEN_BUCKETS)
@@ -140,3 +141,29 @@ class EngineMetrics:
     request_params_n: Histogram = _histogram(N_BUCKETS)
 
     info: Mapping[str, str] = field(default_factory=dict)  # page_size, num_pages: fixed words for `cache_config_info`
+    max_num_seqs: int = 0  # for batch_slot_occupancy; 0: unknown
+
+    def record_step(self, plan: StepPlan, outputs: list[SequenceOutput], stats: Mapping[str, int]) -> None:
+        """Counts one turn of the loop; a turn without rows and outputs is not a step."""
+        if not plan.rows and not outputs:
+            return
+        self.steps.inc()
+        self.iteration_tokens.observe(plan.num_tokens)
+        if self.max_num_seqs:
+            self.batch_slot_occupancy.set(len(plan.rows) / self.max_num_seqs)
+        for row in plan.rows:
+            if row.kind is RowKind.NEW and row.sequence.first_scheduled_time is not None:
+                waited = row.sequence.first_scheduled_time - row.sequence.request.arrival_time
+                self.request_queue_time_seconds.observe(waited)
+        self.record_stats(stats)
+
+    def record_stats(self, stats: Mapping[str, int]) -> None:
+        """Takes over the scheduler's numbers as they are now."""
+        pages = max(stats["pages_total"], 1)
+        self.num_requests_running.set(stats["running"])
+        self.num_requests_waiting.set(stats["waiting"])
+        self.kv_cache_usage_perc.set(stats["pages_used"] / pages)
+        self.kv_cache_cached_perc.set(stats["pages_cached"] / pages)
+        self.num_preemptions.raise_to(stats["preemptions"])
+        self.prefix_cache_queries.raise_to(stats["prefix_queried_tokens"])
+        self.prefix_cache_hits.raise_to(stats["prefix_hit_tokens"])

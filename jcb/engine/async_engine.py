@@ -76,6 +76,7 @@ class AsyncEngine:
         self.core = core
         self.info = info
         self.metrics = metrics or EngineMetrics()
+        core.metrics = self.metrics
         self._processor = OutputProcessor(tokenizer, metrics=self.metrics, clock=clock)
         self._rng: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._max_waiting = max_waiting
@@ -257,7 +258,7 @@ class AsyncEngine:
                 if self.core.has_work:
                     self._step()
                 self._busy = self.core.has_work
-                self._set_gauges()
+                self.metrics.record_stats(self.core.scheduler.stats())
         except BaseException as error:  # the thread's last act: nobody may hang
             self._die(error)
 
@@ -306,6 +307,7 @@ class AsyncEngine:
             self._call(_settle, command.admitted, None)
 
     def _step(self) -> None:
+        steps_before = self.metrics.steps.value
         outputs = self.core.step()
         results, stopped = self._processor.process(outputs)
         for request_id in stopped:
@@ -319,19 +321,8 @@ class AsyncEngine:
             if result.finish_reason is not None:
                 del self._streams[result.request_id]
         self._post(deliveries)
-        if outputs or self.core.made_progress:
+        if self.metrics.steps.value > steps_before:
             self._last_progress = self._clock()
-
-    def _set_gauges(self) -> None:
-        stats, metrics = self.core.scheduler.stats(), self.metrics
-        metrics.num_requests_running.set(self.core.scheduler.num_running)
-        metrics.num_requests_waiting.set(self.core.scheduler.num_waiting)
-        usable = max(stats["used_pages"] + stats["cached_pages"] + stats["free_pages"], 1)
-        metrics.kv_cache_usage_perc.set(stats["used_pages"] / usable)
-        metrics.kv_cache_cached_perc.set(stats["cached_pages"] / usable)
-        metrics.num_preemptions.raise_to(stats["preemptions"])
-        metrics.prefix_cache_queries.raise_to(stats["queries"])
-        metrics.prefix_cache_hits.raise_to(stats["hits"])
 
     def _post(self, outputs: list[tuple[OutputStream, RequestOutput]]) -> None:
         if outputs:

@@ -55,7 +55,7 @@ class EngineCore:
         self.executor = executor
         self._overlap = overlap
         self._clock = clock
-        self._metrics = metrics
+        self.metrics = metrics
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
 
     @property
@@ -80,8 +80,8 @@ class EngineCore:
         ahead = 1 if self._overlap and plan.rows else 0
         while len(self._in_flight) > ahead:
             outputs += self._collect()
-        if self._metrics is not None:
-            self._metrics.record_step(plan, outputs, self.scheduler.stats())
+        if self.metrics is not None:
+            self.metrics.record_step(plan, outputs, self.scheduler.stats())
         return outputs
 
     def _dispatch(self, plan: StepPlan) -> list[SequenceOutput]:

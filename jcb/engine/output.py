@@ -77,6 +77,7 @@ class OutputProcessor:
             skip_special_tokens=params.skip_special_tokens,
             stop=params.stop,
             include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
         )
         self._progress[request.request_id] = _Progress(request, index, detokenizer)
 

@@ -1,0 +1,90 @@
+"""Every failure as OpenAI's error body: {"error": {message, type, param, code}}, whatever raised it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import traceback
+import uuid
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from jcb.types import RequestError
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_CHARS = 1024
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+def error_object(error: RequestError) -> dict[str, object]:
+    """The body of `error`, also the event of a stream that fails on its way."""
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    message = error.message if len(error.message) <= MAX_MESSAGE_CHARS else error.message[: MAX_MESSAGE_CHARS - 1] + "…"
+    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_response(error: RequestError) -> web.Response:
+    """`error` as a response, with Retry-After where it says when."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    body = msgspec.json.encode(error_object(error))
+    return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
+
+
+@web.middleware
+async def errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turns every exception of a handler into a response; nothing of a request's content is logged."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return error_response(error)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        response = error_response(_from_http(error))
+        if allow := error.headers.get("Allow"):
+            response.headers["Allow"] = allow
+        return response
+    except (asyncio.CancelledError, ConnectionResetError):
+        raise
+    except Exception as error:
+        return error_response(internal_error(error))
+
+
+def internal_error(error: Exception) -> RequestError:
+    """A 500 with a mark that finds the trace in the log; the exception's own words stay out of both."""
+    mark = uuid.uuid4().hex[:12]
+    trace = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("internal error %s: %s\n%s", mark, type(error).__name__, trace)
+    return RequestError(f"internal error {mark}", status=500, code="internal_error")
+
+
+def _from_http(error: web.HTTPException) -> RequestError:
+    messages = {
+        404: "no such route",
+        405: "this method is not allowed on this route",
+        413: "the body is too large",
+    }
+    codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+    return RequestError(
+        messages.get(error.status, error.reason), status=error.status, code=codes.get(error.status, "http_error")
+    )

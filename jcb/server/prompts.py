@@ -1,0 +1,128 @@
+"""The prompts of a request, as text or token ids, one or many, turned into token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from jcb.engine.admission import MAX_N
+from jcb.server.schema import Message
+from jcb.server.service import Served
+from jcb.text.chat import encode_chat
+from jcb.types import RequestError
+
+MAX_PROMPTS = 32
+MAX_CHOICES = 128
+LONG_TEXT = 4096
+"""Characters above which text is encoded in a worker thread, so that the event loop stays free."""
+
+Prompt = str | list[int]
+
+
+def parse_prompts(value: object, n: int) -> list[Prompt]:
+    """The four forms of OpenAI's `prompt` as a list of prompts; RequestError for anything else."""
+    prompts = _as_list(value)
+    if len(prompts) > MAX_PROMPTS:
+        raise _invalid(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(prompts)}")
+    if 1 <= n <= MAX_N and n * len(prompts) > MAX_CHOICES:
+        raise RequestError(
+            f"n times the number of prompts may be at most {MAX_CHOICES}, got {n * len(prompts)}",
+            param="n",
+            code="invalid_value",
+        )
+    return prompts
+
+
+async def encode_prompt(served: Served, prompt: Prompt, *, add_special_tokens: bool) -> list[int]:
+    """Token ids of one prompt; empty text is the model's begin (or else end) token alone."""
+    if not isinstance(prompt, str):
+        return prompt
+    tokenizer = served.tokenizer
+
+    def encode() -> list[int]:
+        return tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+
+    ids = await asyncio.to_thread(encode) if len(prompt) > LONG_TEXT else encode()
+    if ids:
+        return ids
+    first = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else None
+    begin = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else first
+    return [] if begin is None else [begin]
+
+
+async def encode_messages(
+    served: Served, messages: list[Message], *, add_generation_prompt: bool, add_special_tokens: bool = False
+) -> list[int]:
+    """Token ids of a conversation through the model's chat template."""
+    if not messages:
+        raise RequestError("messages must hold at least one message", param="messages", code="invalid_value")
+    template = served.chat_template
+    if template is None:
+        raise RequestError("this model has no chat template: use /v1/completions", param="messages", code="no_template")
+    turns = [_turn(message, i) for i, message in enumerate(messages)]
+
+    def encode() -> list[int]:
+        return encode_chat(served.tokenizer, template, turns, add_generation_prompt=add_generation_prompt)
+
+    size = sum(len(turn["content"]) for turn in turns)
+    ids = await asyncio.to_thread(encode) if size > LONG_TEXT else encode()
+    if add_special_tokens:
+        ids = served.tokenizer.encode("", add_special_tokens=True) + ids
+    return ids
+
+
+def _turn(message: Message, index: int) -> dict[str, Any]:
+    """One message as the template sees it."""
+    for name, value in (message.model_extra or {}).items():
+        if value not in (None, [], {}, ""):
+            shown = name if name in ("tool_calls", "function_call", "tool_call_id", "audio", "refusal") else "field"
+            raise RequestError(
+                f"messages[{index}].{shown} is not supported by this server",
+                param=f"messages[{index}].{shown}",
+                code="unsupported_field",
+            )
+    role = "system" if message.role == "developer" else message.role
+    turn: dict[str, Any] = {"role": role, "content": _content(message.content, index)}
+    if message.name is not None:
+        turn["name"] = message.name
+    return turn
+
+
+def _content(content: object, index: int) -> str:
+    where = f"messages[{index}].content"
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{where} must be text or a list of text parts", param=where, code="invalid_type")
+    texts = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("text") if isinstance(part, dict) else None
+        if kind != "text":
+            raise RequestError(f"{where}[{i}]: only parts of type text are supported", param=where, code="unsupported")
+        if not isinstance(text, str):
+            raise RequestError(f"{where}[{i}].text must be text", param=where, code="invalid_type")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _as_list(value: object) -> list[Prompt]:
+    if value is None:
+        raise _invalid("prompt is needed: text, token ids, or a list of either")
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise _invalid("prompt must be text, token ids, or a list of either, and not empty")
+    if all(isinstance(item, str) for item in value):
+        return value
+    if all(type(item) is int for item in value):
+        return [value]
+    if all(isinstance(item, list) and all(type(token) is int for token in item) for item in value):
+        return value
+    raise _invalid("prompt must be text, token ids (whole numbers), or a list of either, not a mixture")
+
+
+def _invalid(message: str) -> RequestError:
+    return RequestError(message, param="prompt", code="invalid_value")

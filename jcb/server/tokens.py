@@ -1,0 +1,52 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from jcb.engine.admission import check_int
+from jcb.server.prompts import LONG_TEXT, encode_messages
+from jcb.server.schema import DetokenizeBody, TokenizeBody
+from jcb.server.service import SERVICE
+from jcb.types import RequestError
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """Token ids of a text or of a conversation."""
+    service = request.app[SERVICE]
+    served = service.require()
+    body = await TokenizeBody.read(request, service)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("give prompt or messages, one of them", param="prompt", code="invalid_value")
+    if body.messages is not None:
+        ids = await encode_messages(
+            served,
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            add_special_tokens=bool(body.add_special_tokens),
+        )
+    else:
+        text, special = body.prompt or "", body.add_special_tokens is not False
+        encode = served.tokenizer.encode
+        if len(text) > LONG_TEXT:
+            ids = await asyncio.to_thread(encode, text, add_special_tokens=special)
+        else:
+            ids = encode(text, add_special_tokens=special)
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": served.info.max_model_len, "tokens": ids}
+    answer["token_strs"] = [served.tokenizer.token_text(i) for i in ids] if body.return_token_strs else None
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """The text of token ids, special tokens included."""
+    service = request.app[SERVICE]
+    served = service.require()
+    body = await DetokenizeBody.read(request, service)
+    for token in body.tokens:
+        check_int("tokens", token, 0, served.info.vocab_size - 1)
+    text = served.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return web.Response(body=msgspec.json.encode({"prompt": text}), content_type="application/json")
