@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
-from jcb.config import Limits
-from jcb.types import MAX_LOGPROBS, Logprobs, RowKind, ScheduledRow, Sequence, StepPlan, StepResult
+from jcb.config import Limits, SchedulerConfig
+from jcb.engine.core import EngineCore
+from jcb.scheduler.scheduler import Scheduler
+from jcb.types import (
+    MAX_LOGPROBS,
+    FinishReason,
+    Logprobs,
+    Request,
+    RowKind,
+    SamplingParams,
+    ScheduledRow,
+    Sequence,
+    SequenceOutput,
+    StepPlan,
+    StepResult,
+)
 
 _MASK = (1 << 61) - 1
 
@@ -53,6 +68,15 @@ def reference_prompt_logprobs(prompt: Iterable[int]) -> list[tuple[int, float]]:
             entries.append((token_id, logprob_of(cell)))
         cell = extend(cell, token_id)
     return entries
+
+
+def make_request(request_id: str, prompt: Iterable[int], max_tokens: int = 8, **fields: Any) -> Request:
+    """A request with `fields` sorted into SamplingParams and Request by name."""
+    own = {
+        name: fields.pop(name) for name in ("priority", "arrival_time", "namespace", "eos_token_ids") if name in fields
+    }
+    params = SamplingParams(max_tokens=max_tokens, **fields)
+    return Request(request_id=request_id, prompt_token_ids=tuple(prompt), params=params, max_tokens=max_tokens, **own)
 
 
 class HashExecutor:
@@ -188,3 +212,89 @@ class HashExecutor:
         self.violations += [f"{row.sequence.request_id}: {what}" for what, broken in rules.items() if broken]
         self._owner[row.slot] = row.sequence
         self._seen.add(row.sequence)
+
+
+class Bench:
+    """An `EngineCore` on a `HashExecutor`, and everything its requests were given."""
+
+    def __init__(
+        self,
+        *,
+        page_size: int = 4,
+        num_pages: int = 64,
+        max_model_len: int = 128,
+        vocab_size: int = 101,
+        prefix_caching: bool = True,
+        overlap: bool = True,
+        **config: Any,
+    ) -> None:
+        self.limits = Limits(
+            page_size=page_size, num_pages=num_pages, max_model_len=max_model_len, vocab_size=vocab_size
+        )
+        self.config = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 16} | config)
+        self.executor = HashExecutor(self.limits, max_num_seqs=self.config.max_num_seqs)
+        self.scheduler = Scheduler(self.config, self.limits, enable_prefix_caching=prefix_caching)
+        self.now = 0.0
+        self.core = EngineCore(self.scheduler, self.executor, overlap=overlap, clock=lambda: self.now)
+        self.requests: dict[str, Request] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.prompt_logprobs: dict[str, list[Logprobs]] = {}
+        self.ends: dict[str, SequenceOutput] = {}
+        self.last: list[SequenceOutput] = []
+
+    def add(self, request_id: str, prompt: Iterable[int], max_tokens: int = 8, **fields: Any) -> None:
+        request = make_request(request_id, prompt, max_tokens, **fields)
+        self.core.add(request)
+        self.requests[request_id] = request
+        self.tokens[request_id] = []
+        self.prompt_logprobs[request_id] = []
+
+    def take(self, outputs: Iterable[SequenceOutput]) -> None:
+        """Note what was delivered; nothing may follow an end."""
+        for output in outputs:
+            assert output.request_id not in self.ends, f"{output.request_id} was given something after its end"
+            self.tokens[output.request_id] += output.token_ids
+            self.prompt_logprobs[output.request_id] += output.prompt_logprobs
+            if output.finish_reason is not None:
+                self.ends[output.request_id] = output
+
+    def abort(self, request_id: str) -> None:
+        output = self.core.abort(request_id)
+        self.take([] if output is None else [output])
+
+    def step(self) -> None:
+        self.last = self.core.step()
+        self.take(self.last)
+        self.scheduler.check_integrity()
+        assert not self.executor.violations, self.executor.violations
+
+    def run(self, max_steps: int = 5_000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(max_steps):
+            if not self.core.has_work:
+                return
+            self.step()
+        raise AssertionError(f"{self.scheduler.num_running} run and {self.scheduler.num_waiting} wait for ever")
+
+    def expected(self, request_id: str) -> list[int]:
+        """The oracle's answer."""
+        request = self.requests[request_id]
+        params = request.params
+        stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
+        room = self.limits.max_model_len - len(request.prompt_token_ids)
+        return reference_tokens(
+            request.prompt_token_ids,
+            min(request.max_tokens, room),
+            self.limits.vocab_size,
+            stop_ids=stop_ids,
+            min_tokens=params.min_tokens,
+        )
+
+    def check(self, *request_ids: str) -> None:
+        """These requests (default: all) have ended well with the oracle's answer."""
+        for request_id in request_ids or self.requests:
+            assert self.ends[request_id].finish_reason in (FinishReason.STOP, FinishReason.LENGTH), request_id
+            assert self.tokens[request_id] == self.expected(request_id), request_id
+
+    def stat(self, name: str) -> int:
+        return self.scheduler.stats()[name]

@@ -1,0 +1,1 @@
+"""The real scheduler on a pretended device and a pretended clock: no accelerator, no waiting."""
