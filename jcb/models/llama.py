@@ -50,6 +50,7 @@ def param_specs(config: ModelConfig) -> Specs:
     }
     if config.attention_bias:
         stacked["b_qkv"] = ParamSpec((depth, qkv_size), ("layers", "heads"), 0.02)
+        stacked["b_out"] = ParamSpec((depth, model), ("layers", "model"), 0.02)
     specs: Specs = {
         "embedding": ParamSpec((config.vocab_size, model), ("vocab", "model"), scale),
         "layers": stacked,
@@ -98,7 +99,7 @@ def forward(
             max_q_len=max_q_len,
             implementation=implementation,
         )
-        hidden = hidden + layers.linear(attended.reshape(hidden.shape[0], -1), weights["w_out"])
+        hidden = hidden + _merge(weights, attended, config)
         normed = layers.rms_norm(hidden, weights["mlp_norm"], eps)
         return (hidden + layers.swiglu(normed, weights["w_gate_up"], weights["w_down"]), kv_pages), None
 
@@ -121,3 +122,9 @@ def _project(weights: Any, x: jax.Array, config: ModelConfig) -> tuple[jax.Array
     qkv = qkv.reshape(x.shape[0], -1, config.head_dim)
     heads, kv_heads = config.num_heads, config.num_kv_heads
     return qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+
+
+def _merge(weights: Any, attended: jax.Array, config: ModelConfig) -> jax.Array:
+    """[T, D] of attended heads [T, N, H]."""
+    out = layers.linear(attended.reshape(attended.shape[0], -1), weights["w_out"])
+    return out + weights["b_out"][None, :] if config.attention_bias else out

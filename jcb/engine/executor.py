@@ -1,0 +1,83 @@
+"""The one module where plans meet the device: plan → packed array → step program → result.
+
+`dispatch` returns at once (JAX runs asynchronously), `collect` waits. Host arrays handed to the device are fresh each
+step and never changed afterwards: on CPU they may be the device's own buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jcb.config import Limits
+from jcb.steps import inputs, outputs, slot
+from jcb.steps.compile_guard import CompileGuard
+from jcb.steps.registry import Registry
+from jcb.types import RowKind, StepPlan, StepResult
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A step on its way: its plan, and arrays that will hold its outputs."""
+
+    plan: StepPlan
+    packed: jax.Array  # i32[R, outputs.WIDTH]
+    prompt: jax.Array | None  # i32[T, outputs.PROMPT_WIDTH] where some row wants prompt log-probabilities
+
+
+class DeviceExecutor:
+    """Runs plans on the device. Owns the device state; the params are never changed."""
+
+    def __init__(self, registry: Registry, params: Any, limits: Limits, max_num_seqs: int) -> None:
+        self.registry = registry
+        self.guard = CompileGuard()
+        self._params = params
+        self._limits = limits
+        self._num_slots = max_num_seqs
+        self._state = registry.init_state()
+        shape = self._state.kv_pages.shape
+        if shape[1] != limits.num_pages:
+            raise ValueError(f"the cache array has {shape[1]} pages, the scheduler believes in {limits.num_pages}")
+
+    def dispatch(self, plan: StepPlan) -> Handle:
+        """Start `plan` on the device. Raises ValueError for ids out of range, before anything is dispatched."""
+        self._check(plan)
+        shape = self.registry.shapes.choose(plan)
+        packed = inputs.pack(plan, shape, self._num_slots)
+        for row in plan.rows:
+            if row.kind is not RowKind.CONTINUED and slot.needs_slot(row.sequence.request):
+                content = slot.pack(row.sequence, self._limits.vocab_size, self._limits.max_model_len)
+                self._state = self.registry.load_slot(self._state, content)
+        self._state, *arrays = self.registry.step(shape)(self._params, self._state, packed)
+        wanted = any(row.sequence.request.params.prompt_logprobs is not None for row in plan.rows)
+        handle = Handle(plan, arrays[0], arrays[1] if wanted and not shape.decode else None)
+        handle.packed.copy_to_host_async()
+        return handle
+
+    def collect(self, handle: Handle) -> StepResult:
+        """Wait for a dispatched step and read its outputs."""
+        prompt = None if handle.prompt is None else np.asarray(handle.prompt)
+        return outputs.unpack(handle.plan, np.asarray(handle.packed), prompt)
+
+    def reset(self) -> None:
+        """Forget everything on the device: called after a failed step, whose donated state is lost."""
+        self._state = self.registry.init_state()
+
+    @property
+    def cache_pointer(self) -> int:
+        """Address of the cache array; steps must not change it (CPU and GPU)."""
+        return self._state.kv_pages.unsafe_buffer_pointer()
+
+    def _check(self, plan: StepPlan) -> None:
+        """JAX clamps or drops ids out of range without a word, so they are refused here."""
+        pages, vocab = self._limits.num_pages, self._limits.vocab_size
+        for row in plan.rows:
+            if min(row.page_table) < 1 or max(row.page_table) >= pages:
+                raise ValueError(f"{row.sequence.request_id}: a page of {row.page_table} is outside 1 … {pages - 1}")
+            if len(row.page_table) * self._limits.page_size < row.kv_len:
+                raise ValueError(f"{row.sequence.request_id}: {len(row.page_table)} pages cannot hold {row.kv_len=}")
+            if min(row.token_ids) < -1 or max(row.token_ids) >= vocab:
+                raise ValueError(f"{row.sequence.request_id}: a token id is outside 0 … {vocab - 1}")

@@ -1,0 +1,1 @@
+"""The jitted surface of jcb, all of it: device state, packed inputs, prefill, decode, sampling, and the registry."""

@@ -1,0 +1,141 @@
+"""From logits to tokens, on the device, every row by its own rule.
+
+Costly parts run under `lax.cond`, only in steps where some row needs them, so one program serves every mix. What a row
+gets never depends on its mates: each branch computes for a row what it would compute alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jcb.steps.inputs import SUPPRESSES_STOP, USES_BIAS, USES_PENALTIES, Rows
+from jcb.steps.state import DeviceState
+from jcb.types import MAX_LOGPROBS
+
+_CUMSUM_LANES = 128
+
+
+class Sampled(NamedTuple):
+    """What one step sampled; log-probabilities are of the unmodified logits, in nats."""
+
+    token_ids: jax.Array  # i32[R]
+    logprobs: jax.Array  # f32[R]
+    top_ids: jax.Array  # i32[R, MAX_LOGPROBS]
+    top_logprobs: jax.Array  # f32[R, MAX_LOGPROBS]
+    finite: jax.Array  # bool[R]
+
+
+def sample(logits: jax.Array, rows: Rows, positions: jax.Array, state: DeviceState) -> Sampled:
+    """One token for each row of f32[R, V] logits. positions: i32[R], where the new token will stand."""
+    normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    adjusts = rows.has(USES_BIAS | USES_PENALTIES | SUPPRESSES_STOP)
+    adjusted = jax.lax.cond(
+        jnp.any(adjusts), lambda x: jnp.where(adjusts[:, None], adjust(x, rows, state), x), lambda x: x, logits
+    )
+    best = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
+    random = rows.temperature > 0
+    token_ids = jax.lax.cond(
+        jnp.any(random), lambda x: jnp.where(random, draw(x, rows, positions), best), lambda x: best, adjusted
+    )
+    logprobs = jnp.take_along_axis(logits, token_ids[:, None], axis=-1) - normaliser
+    nothing = jnp.zeros((logits.shape[0], MAX_LOGPROBS))
+    top_ids, top_logprobs = jax.lax.cond(
+        jnp.any(rows.num_logprobs > 0),
+        lambda x: top_alternatives(x, normaliser),
+        lambda x: (nothing.astype(jnp.int32), nothing),
+        logits,
+    )
+    finite = jnp.isfinite(normaliser[:, 0]) & jnp.isfinite(logprobs[:, 0])
+    return Sampled(token_ids, logprobs[:, 0], top_ids, top_logprobs, finite)
+
+
+def top_alternatives(logits: jax.Array, normaliser: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The MAX_LOGPROBS most likely ids and their log-probabilities, both [R, MAX_LOGPROBS], best first."""
+    count = min(MAX_LOGPROBS, logits.shape[-1])
+    values, ids = jax.lax.top_k(logits, count)
+    width = ((0, 0), (0, MAX_LOGPROBS - count))
+    return jnp.pad(ids.astype(jnp.int32), width), jnp.pad(values - normaliser, width, constant_values=-jnp.inf)
+
+
+def adjust(logits: jax.Array, rows: Rows, state: DeviceState) -> jax.Array:
+    """Logits after repetition, frequency and presence penalties, bias, and stop ids held back by min_tokens."""
+    slots = jnp.minimum(rows.slot, state.seen.shape[0] - 1)
+    seen = jnp.where(rows.has(USES_PENALTIES)[:, None], state.seen[slots], 0)
+    repetition = jnp.where(seen > 0, rows.repetition[:, None], 1.0)
+    logits = jnp.where(logits > 0, logits / repetition, logits * repetition)
+    counts = (seen >> 1).astype(jnp.float32)
+    logits = logits - rows.frequency[:, None] * counts - rows.presence[:, None] * (counts > 0)
+    logits = logits + jnp.where(rows.has(USES_BIAS)[:, None], state.bias[slots], 0.0)
+    held = jnp.where(rows.has(SUPPRESSES_STOP)[:, None], state.stop_ids[slots], logits.shape[1])
+    return jax.vmap(lambda row, ids: row.at[ids].set(-jnp.inf, mode="drop"))(logits, held)
+
+
+def draw(logits: jax.Array, rows: Rows, positions: jax.Array) -> jax.Array:
+    """A random id i32[R] by temperature, min_p, top_k and top_p; the key is the row's seed folded with position."""
+    temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
+    scaled = (logits - logits.max(-1, keepdims=True)) / temperature
+    weights = jnp.exp(scaled)
+    weights = jnp.where(weights >= rows.min_p[:, None], weights, 0.0)
+    narrows = jnp.any((rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1.0)))
+    weights = jax.lax.cond(narrows, lambda w: _narrow(w, rows), lambda w: w, weights)
+    return _pick(weights, _uniform(rows, positions))
+
+
+def _uniform(rows: Rows, positions: jax.Array) -> jax.Array:
+    """f32[R] in [0, 1), from (seed, position) alone."""
+
+    def one(low: jax.Array, high: jax.Array, position: jax.Array) -> jax.Array:
+        key = jax.random.wrap_key_data(jnp.stack([high, low]).astype(jnp.uint32))
+        return jax.random.uniform(jax.random.fold_in(key, position))
+
+    return jax.vmap(one)(rows.seed_low, rows.seed_high, positions)
+
+
+def _narrow(weights: jax.Array, rows: Rows) -> jax.Array:
+    """Weights outside the top_k largest, then outside the smallest set that holds top_p of the rest, become 0."""
+    vocab = weights.shape[1]
+    top_k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
+    floor = _threshold(weights, lambda w, cut: (w >= cut).sum(-1) >= top_k)
+    weights = jnp.where(weights >= floor[:, None], weights, 0.0)
+    target = rows.top_p * weights.sum(-1)
+    floor = _threshold(weights, lambda w, cut: jnp.where(w >= cut, w, 0.0).sum(-1) >= target)
+    return jnp.where((weights >= floor[:, None]) | (rows.top_p >= 1.0)[:, None], weights, 0.0)
+
+
+def _threshold(weights: jax.Array, enough) -> jax.Array:
+    """The largest cut f32[R] for which `enough(weights, cut)` holds, found by bisecting its bits (weights >= 0).
+
+    Bits of non-negative floats are ordered as the floats are, so 31 halvings find the exact weight without a sort.
+    """
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds  # enough at low, not at high
+        middle = low + (high - low) // 2
+        cut = jax.lax.bitcast_convert_type(middle, jnp.float32)
+        good = enough(weights, cut[:, None])
+        return jnp.where(good, middle, low), jnp.where(good, high, middle)
+
+    low = jnp.zeros(weights.shape[:1], jnp.int32)
+    high = jax.lax.bitcast_convert_type(weights.max(-1), jnp.int32) + 1
+    low, _ = jax.lax.fori_loop(0, 31, halve, (low, high))
+    return jax.lax.bitcast_convert_type(low, jnp.float32)
+
+
+def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """The id where the running sum of weights [R, V] passes uniform [R] of the total, found in two levels."""
+    rows, vocab = weights.shape
+    lanes = jnp.pad(weights, ((0, 0), (0, -vocab % _CUMSUM_LANES))).reshape(rows, -1, _CUMSUM_LANES)
+    sums = jnp.cumsum(lanes.sum(-1), axis=-1)  # [R, V / lanes]
+    total = sums[:, -1]
+    target = jnp.minimum(uniform * total, jnp.nextafter(total, jnp.zeros_like(total)))
+    group = jnp.minimum((sums <= target[:, None]).sum(-1), sums.shape[1] - 1)
+    before = jnp.where(group > 0, jnp.take_along_axis(sums, jnp.maximum(group - 1, 0)[:, None], axis=-1)[:, 0], 0.0)
+    inside = jnp.take_along_axis(lanes, group[:, None, None], axis=1)[:, 0]  # [R, lanes]
+    running = jnp.cumsum(inside, axis=-1) + before[:, None]
+    passed = (running > target[:, None]) & (inside > 0)
+    last = _CUMSUM_LANES - 1 - jnp.argmax(jnp.flip(inside > 0, axis=-1), axis=-1)
+    lane = jnp.where(passed.any(-1), jnp.argmax(passed, axis=-1), last)
+    return jnp.minimum(group * _CUMSUM_LANES + lane, vocab - 1).astype(jnp.int32)

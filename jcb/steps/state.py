@@ -1,0 +1,44 @@
+"""What stays on the device between steps, as one donated pytree."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jcb.types import MAX_STOP_TOKEN_IDS
+from pallas_kernels.layout import KVLayout
+
+STOP_WIDTH = MAX_STOP_TOKEN_IDS + 16
+"""Ids a slot can suppress while min_tokens is not reached: the request's own and the model's end ids."""
+
+
+@flax.struct.dataclass
+class DeviceState:
+    """The cache and what the device knows of each slot. Donated to every step, returned by it.
+
+    The rows of `seen`, `bias` and `stop_ids` mean something only for sequences that asked for them: the slot
+    program writes them before such a sequence runs, and each row of a step says which of them it uses.
+    """
+
+    kv_pages: jax.Array  # [L, P, *page]
+    last_token: jax.Array  # i32[slots] the token sampled last
+    seen: jax.Array  # i32[slots, V] twice how often a token was generated, plus 1 if the prompt holds it
+    bias: jax.Array  # f32[slots, V] added to the logits; -inf forbids a token
+    stop_ids: jax.Array  # i32[slots, STOP_WIDTH] padded with V
+
+
+def init_state(layout: KVLayout, num_layers: int, num_pages: int, num_slots: int, vocab_size: int) -> DeviceState:
+    """Zeroed state for `num_slots` sequences."""
+    return DeviceState(
+        kv_pages=layout.init(num_layers, num_pages),
+        last_token=jnp.zeros((num_slots,), jnp.int32),
+        seen=jnp.zeros((num_slots, vocab_size), jnp.int32),
+        bias=jnp.zeros((num_slots, vocab_size), jnp.float32),
+        stop_ids=jnp.full((num_slots, STOP_WIDTH), vocab_size, jnp.int32),
+    )
+
+
+def abstract_state(layout: KVLayout, num_layers: int, num_pages: int, num_slots: int, vocab_size: int) -> DeviceState:
+    """The same as shapes only."""
+    return jax.eval_shape(lambda: init_state(layout, num_layers, num_pages, num_slots, vocab_size))

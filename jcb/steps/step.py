@@ -1,0 +1,112 @@
+"""The two step functions: `prefill_step` for ragged mixed batches, `decode_step` for one token a row.
+
+Both are pure, donate the device state and nothing else, and sample on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jcb.config import ModelConfig
+from jcb.models import llama
+from jcb.steps import outputs, sampling
+from jcb.steps.inputs import SAMPLES, WANTS_PROMPT_LOGPROBS, Rows, StepShape, unpack
+from jcb.steps.state import DeviceState
+from pallas_kernels.layout import KVLayout
+
+PROMPT_LOGPROBS_TILE = 32
+"""Tokens whose whole logits row exists at once while prompt log-probabilities are computed."""
+
+
+@dataclass(frozen=True)
+class StepStatics:
+    """What every step program of an engine shares."""
+
+    config: ModelConfig
+    layout: KVLayout
+    implementation: str = "auto"
+
+
+def decode_step(
+    statics: StepStatics, shape: StepShape, params: Any, state: DeviceState, packed: jax.Array
+) -> tuple[DeviceState, jax.Array]:
+    """One token for every row of `packed` (see `inputs.pack`).
+
+    Returns the state and the outputs i32[R, outputs.WIDTH].
+    """
+    batch, rows = unpack(packed, shape, state.last_token, statics.layout.page_size)
+    hidden, state = _forward(statics, params, batch, state, max_q_len=1)
+    return _finish(params, hidden, rows, state)
+
+
+def prefill_step(
+    statics: StepStatics, shape: StepShape, params: Any, state: DeviceState, packed: jax.Array
+) -> tuple[DeviceState, jax.Array, jax.Array]:
+    """Prompt chunks and, riding along, one token for each decoding row.
+
+    Returns the state, the outputs i32[R, outputs.WIDTH], and prompt log-probabilities
+    i32[T, outputs.PROMPT_WIDTH], zeros where no row asks for them.
+    """
+    batch, rows = unpack(packed, shape, state.last_token, statics.layout.page_size)
+    hidden, state = _forward(statics, params, batch, state, max_q_len=None)
+    last = jnp.clip(batch.cu_q_lens[1:] - 1, 0, shape.num_tokens - 1)
+    state, packed_outputs = _finish(params, hidden[last], rows, state)
+    return state, packed_outputs, _prompt_logprobs(params, hidden, batch, rows)
+
+
+def _forward(
+    statics: StepStatics, params: Any, batch: llama.Batch, state: DeviceState, max_q_len: int | None
+) -> tuple[jax.Array, DeviceState]:
+    hidden, kv_pages = llama.forward(
+        params,
+        batch,
+        state.kv_pages,
+        config=statics.config,
+        layout=statics.layout,
+        max_q_len=max_q_len,
+        implementation=statics.implementation,
+    )
+    return hidden, state.replace(kv_pages=kv_pages)
+
+
+def _finish(params: Any, hidden: jax.Array, rows: Rows, state: DeviceState) -> tuple[DeviceState, jax.Array]:
+    """Sample from hidden states [R, D]; rows that sample update what their slot remembers."""
+    sampled = sampling.sample(llama.logits(params, hidden), rows, rows.kv_len, state)
+    slots = jnp.where(rows.has(SAMPLES), rows.slot, state.last_token.shape[0])
+    state = state.replace(
+        last_token=state.last_token.at[slots].set(sampled.token_ids, mode="drop"),
+        seen=state.seen.at[slots, sampled.token_ids].add(2, mode="drop"),
+    )
+    return state, outputs.pack(sampled)
+
+
+def _prompt_logprobs(params: Any, hidden: jax.Array, batch: llama.Batch, rows: Rows) -> jax.Array:
+    """For each token the log-probability of the prompt token after it, computed tile by tile."""
+    tokens = hidden.shape[0]
+    last = jnp.where(rows.q_len > 0, batch.cu_q_lens[1:] - 1, tokens)
+    targets = jnp.roll(batch.token_ids, -1).at[last].set(rows.next_token, mode="drop")
+    targets = jnp.maximum(targets, 0)
+    tile = min(PROMPT_LOGPROBS_TILE, tokens)
+    padding = -tokens % tile
+
+    def one_tile(xs: tuple[jax.Array, jax.Array]) -> jax.Array:
+        tile_hidden, tile_targets = xs
+        logits = llama.logits(params, tile_hidden)
+        normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        logprobs = jnp.take_along_axis(logits, tile_targets[:, None], axis=-1) - normaliser
+        top_ids, top_logprobs = sampling.top_alternatives(logits, normaliser)
+        return outputs.pack_prompt(logprobs[:, 0], top_ids, top_logprobs)
+
+    def compute(hidden: jax.Array) -> jax.Array:
+        tiled = jnp.pad(hidden, ((0, padding), (0, 0))).reshape(-1, tile, hidden.shape[1])
+        lines = jax.lax.map(one_tile, (tiled, jnp.pad(targets, (0, padding)).reshape(-1, tile)))
+        return lines.reshape(-1, outputs.PROMPT_WIDTH)[:tokens]
+
+    def skip(hidden: jax.Array) -> jax.Array:
+        return jnp.zeros((hidden.shape[0], outputs.PROMPT_WIDTH), jnp.int32)
+
+    return jax.lax.cond(jnp.any(rows.has(WANTS_PROMPT_LOGPROBS)), compute, skip, hidden)

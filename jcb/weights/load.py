@@ -1,0 +1,102 @@
+"""Filling a params pytree from a checkpoint: every parameter written once, every tensor used, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jcb.checkpoint.errors import ModelLoadError
+from jcb.config import ModelConfig
+from jcb.models.params import ParamSpec, Specs, is_spec
+from jcb.weights.names import TABLES, Source, ignorable
+
+
+class NamedArrays(Protocol):
+    """The part of a checkpoint that loading needs."""
+
+    format: str
+    config: ModelConfig
+
+    def names(self) -> tuple[str, ...]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def read(self, name: str) -> np.ndarray: ...
+
+
+Progress = Callable[[str, int, int], None]
+
+
+def load_params(checkpoint: NamedArrays, specs: Specs, dtype: str, progress: Progress | None = None) -> Any:
+    """The params pytree on the default device, in `dtype`.
+
+    Raises ModelLoadError when a tensor is missing, left over, or of the wrong shape; shapes are checked before
+    anything is read. `progress("load", done, total)` is called after each parameter.
+    """
+    leaves, structure = jax.tree.flatten_with_path(specs, is_leaf=is_spec)
+    table = TABLES[checkpoint.format]
+    paths = ["/".join(key.key for key in path) for path, _ in leaves]
+    _check_total(checkpoint, {path: spec for path, (_, spec) in zip(paths, leaves, strict=True)})
+    arrays = []
+    for done, (path, (_, spec)) in enumerate(zip(paths, leaves, strict=True)):
+        host = _read_param(checkpoint, table[path], spec, jnp.dtype(dtype))
+        arrays.append(jax.device_put(host))
+        if progress is not None:
+            progress("load", done + 1, len(leaves))
+    return jax.tree.unflatten(structure, arrays)
+
+
+def _sources(spec: ParamSpec, source: Source) -> list[tuple[str, ...]]:
+    """Names per slice of the first axis (layers), or one slice for a parameter without layers."""
+    layers = range(spec.shape[0]) if spec.axes[0] == "layers" else range(1)
+    return [tuple(name.format(layer=layer) for name in source.names) for layer in layers]
+
+
+def _slice_shape(spec: ParamSpec) -> tuple[int, ...]:
+    return spec.shape[1:] if spec.axes[0] == "layers" else spec.shape
+
+
+def _check_total(checkpoint: NamedArrays, specs: dict[str, ParamSpec]) -> None:
+    """Every parameter has its tensors with fitting shapes, and no tensor is left over."""
+    available = set(checkpoint.names())
+    used: set[str] = set()
+    for path, spec in specs.items():
+        want = _slice_shape(spec)
+        for names in _sources(spec, TABLES[checkpoint.format][path]):
+            missing = [name for name in names if name not in available]
+            if missing:
+                raise ModelLoadError(missing[0], f"the checkpoint lacks this tensor, needed for {path}")
+            shapes = [checkpoint.shape(name) for name in names]
+            rows = sum(shape[0] for shape in shapes)
+            if (rows, *shapes[0][1:]) != want or any(shape[1:] != want[1:] for shape in shapes):
+                raise ModelLoadError(names[0], f"shapes {shapes} do not make {path}{list(want)}")
+            used.update(names)
+    left = sorted(name for name in available - used if not ignorable(name, checkpoint.config))
+    if left:
+        raise ModelLoadError(left[0], f"{len(left)} tensors of the checkpoint fit no parameter, among them {left[:5]}")
+
+
+def _read_param(checkpoint: NamedArrays, source: Source, spec: ParamSpec, dtype: np.dtype) -> np.ndarray:
+    """One parameter as a host array in `dtype`; layers are stacked as they are read."""
+    out = np.empty(spec.shape, dtype)
+    slices = out if spec.axes[0] == "layers" else out[None]
+    for target, names in zip(slices, _sources(spec, source), strict=True):
+        start = 0
+        for index, name in enumerate(names):
+            part = checkpoint.read(name)
+            if index < source.permuted:
+                part = unpermute(part, checkpoint.config.head_dim)
+            target[start : start + len(part)] = part
+            start += len(part)
+    return out
+
+
+def unpermute(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """GGUF's q and k rows [heads * head_dim, ...] back from interleaved RoPE pairs to the two-halves order.
+
+    Source: llama.cpp's converter, which stores row (half, i) of a head at (i, half).
+    """
+    paired = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    return paired.swapaxes(1, 2).reshape(rows.shape)

@@ -1,0 +1,68 @@
+"""Where each parameter comes from, as data: names of GGUF and of Hugging Face checkpoints.
+
+A source is a tuple of checkpoint names whose rows are joined, in order, into one parameter; `{layer}` is filled in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jcb.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Source:
+    """Checkpoint names joined along the first axis. permuted: how many of them have interleaved RoPE rows."""
+
+    names: tuple[str, ...]
+    permuted: int = 0
+
+
+Table = dict[str, Source]
+"""Path of a parameter ("layers/w_qkv") to its source."""
+
+_GGUF_LLAMA: Table = {
+    "embedding": Source(("token_embd.weight",)),
+    "final_norm": Source(("output_norm.weight",)),
+    "head": Source(("output.weight",)),
+    "layers/attention_norm": Source(("blk.{layer}.attn_norm.weight",)),
+    "layers/w_qkv": Source(
+        ("blk.{layer}.attn_q.weight", "blk.{layer}.attn_k.weight", "blk.{layer}.attn_v.weight"), permuted=2
+    ),
+    "layers/b_qkv": Source(
+        ("blk.{layer}.attn_q.bias", "blk.{layer}.attn_k.bias", "blk.{layer}.attn_v.bias"), permuted=2
+    ),
+    "layers/w_out": Source(("blk.{layer}.attn_output.weight",)),
+    "layers/b_out": Source(("blk.{layer}.attn_output.bias",)),
+    "layers/mlp_norm": Source(("blk.{layer}.ffn_norm.weight",)),
+    "layers/w_gate_up": Source(("blk.{layer}.ffn_gate.weight", "blk.{layer}.ffn_up.weight")),
+    "layers/w_down": Source(("blk.{layer}.ffn_down.weight",)),
+}
+
+_ATTENTION = "model.layers.{layer}.self_attn"
+_MLP = "model.layers.{layer}.mlp"
+_HF_LLAMA: Table = {
+    "embedding": Source(("model.embed_tokens.weight",)),
+    "final_norm": Source(("model.norm.weight",)),
+    "head": Source(("lm_head.weight",)),
+    "layers/attention_norm": Source(("model.layers.{layer}.input_layernorm.weight",)),
+    "layers/w_qkv": Source(tuple(f"{_ATTENTION}.{part}_proj.weight" for part in "qkv")),
+    "layers/b_qkv": Source(tuple(f"{_ATTENTION}.{part}_proj.bias" for part in "qkv")),
+    "layers/w_out": Source((f"{_ATTENTION}.o_proj.weight",)),
+    "layers/b_out": Source((f"{_ATTENTION}.o_proj.bias",)),
+    "layers/mlp_norm": Source(("model.layers.{layer}.post_attention_layernorm.weight",)),
+    "layers/w_gate_up": Source((f"{_MLP}.gate_proj.weight", f"{_MLP}.up_proj.weight")),
+    "layers/w_down": Source((f"{_MLP}.down_proj.weight",)),
+}
+
+TABLES: dict[str, Table] = {"gguf": _GGUF_LLAMA, "hf": _HF_LLAMA}
+
+IGNORED: frozenset[str] = frozenset({"rope_freqs.weight"})
+"""Derived tables that some files carry; recomputed from the config, never read as parameters."""
+
+
+def ignorable(name: str, config: ModelConfig) -> bool:
+    """True for tensors that hold nothing the model needs: derived tables, and a head equal to the embedding."""
+    if name in IGNORED or name.endswith("rotary_emb.inv_freq"):
+        return True
+    return config.tie_word_embeddings and name == "lm_head.weight"
