@@ -26,7 +26,7 @@ _CHUNK_BLOCKS = 1 << 16
 
 @dataclass(frozen=True)
 class TensorType:
-    """One GGUF tensor type: plain ones are `stored` as a numpy dtype, others `expand` u8[n, block_bytes] to f32[n, 32]."""
+    """One GGUF tensor type: plain ones are `stored` as numpy, others `expand` u8[n, block_bytes] to f32[n, 32]."""
 
     name: str
     block_size: int

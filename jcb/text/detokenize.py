@@ -14,6 +14,9 @@ from typing import NamedTuple
 from jcb.text.stop_strings import StopMatcher
 from jcb.text.tokenizer import Tokenizer
 
+_LONGEST_CHARACTER = 4
+"""Bytes of the longest UTF-8 character, so also the most tokens that can share one."""
+
 
 class TextDelta(NamedTuple):
     """What one push brought.
@@ -147,7 +150,8 @@ class _WindowDecoder:
     def push(self, token_id: int) -> str:
         self._window.append(token_id)
         before, now = self._decode(self._window[: self._read]), self._decode(self._window)
-        if len(now) <= len(before) or now.endswith("\ufffd"):
+        waits = now.endswith("\ufffd") and len(self._window) - self._read < _LONGEST_CHARACTER
+        if len(now) <= len(before) or waits:
             return ""
         self._window = self._window[self._read :]
         self._read = len(self._window)

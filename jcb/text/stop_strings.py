@@ -16,7 +16,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
             raise ValueError("a stop string must not be empty")
-        # Node 0 is the root. depths[node]: characters of the longest beginning of a stop string that the text ends with.
+        # Node 0 is the root. depths[node]: characters of the longest beginning of a stop string that ends the text.
         self._next: list[dict[str, int]] = [{}]
         self._depths = [0]
         self._matches: list[str | None] = [None]

@@ -122,6 +122,11 @@ class Tokenizer:
         """Source of the model's own chat template, where it has one."""
         return self._config.get("chat_template")
 
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """What chat templates print by name: bos_token, eos_token, unk_token, pad_token, as far as the model has them."""
+        return {name: self._config[name] for name in _NAMED_TOKENS if self._config.get(name)}
+
     def config(self) -> dict[str, Any]:
         """Content of tokenizer_config.json (a copy)."""
         return dict(self._config)
