@@ -15,15 +15,19 @@ from jinja2.visitor import NodeTransformer
 
 MAX_RANGE = 100_000
 MAX_EXPONENT = 64
-MAX_FIELD_WIDTH_DIGITS = 4
+MAX_INDENT = 64
 
 _DEADLINE = "the deadline"
 """A variable that no template can name, since it is not an identifier."""
 
-_PADDING = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
+_PADDING = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 """String methods that make text of any length out of a number."""
 
-_UNBOUNDED_FILTERS = ("center", "indent", "wordwrap", "xmlattr")
+_WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{5})")
+_WIDE_BRACES = re.compile(r"\d{5}|:[^}]*\{")
+"""Format strings whose fields may be wider than four digits say, or as wide as a value says."""
+
+_UNBOUNDED_FILTERS = ("center", "wordwrap", "xmlattr")
 _UNBOUNDED_GLOBALS = ("cycler", "lipsum")
 
 
@@ -40,7 +44,7 @@ class BoundedTemplate:
         max_seconds: float,
     ) -> None:
         environment = _BoundedEnvironment(max_output)
-        environment.globals.update(functions)
+        environment.globals.update(dict(functions))
         environment.filters.update(filters)
         self._template = environment.from_string(source)
         self._environment = environment
@@ -100,6 +104,8 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._max_length = max_length
         self.concat = self._bounded_concat  # ty: ignore[invalid-assignment]
         self.filters["concat_"] = self._concat_values
+        self.filters["format"] = _format
+        self.filters["indent"] = _indent
         for name in _UNBOUNDED_FILTERS:
             self.filters.pop(name, None)
         for name in _UNBOUNDED_GLOBALS:
@@ -111,10 +117,13 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, str) and attr in _PADDING)
 
-    def wrap_str_format(self, value: Any) -> None:
-        return None  # str.format is refused as an attribute
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None and _WIDE_BRACES.search(value.__self__):
+            raise SecurityError("a format makes its fields too wide")
+        return wrapped
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         __self._check_clock(__context)
         return super().call(__context, __obj, *args, **kwargs)
 
@@ -159,7 +168,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 class _ConcatToFilter(NodeTransformer):
     """Turns `a ~ b`, which cannot be intercepted, into a filter call, which is bounded."""
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         values = nodes.List([self.visit(each) for each in node.nodes], lineno=node.lineno)
         return nodes.Filter(values, "concat_", [], [], None, None, lineno=node.lineno)
 

@@ -18,8 +18,8 @@ ALLOWED_VARIABLES = frozenset({"enable_thinking", "thinking", "reasoning_effort"
 class ChatTemplate:
     """A model's chat template.
 
-    special_tokens: what templates print by name, such as {"bos_token": "<s>"} (`Tokenizer.named_tokens`). engine: another interpreter than
-    the default one (tests). ModelLoadError when the source cannot be read.
+    special_tokens: what templates print by name, such as {"bos_token": "<s>"} (`Tokenizer.named_tokens`).
+    engine: another interpreter than the default one (tests). ModelLoadError when the source cannot be read.
     """
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str], engine: TemplateEngine | None = None) -> None:

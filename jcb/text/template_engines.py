@@ -19,8 +19,8 @@ from jcb.checkpoint.errors import printable
 MAX_OUTPUT = 16 * 1024 * 1024
 """Most characters a template may produce."""
 
-FUEL = 10_000_000
-"""minijinja's allowance for one rendering: a chat of 4 MiB takes about a tenth, an endless loop half a second."""
+FUEL = 5_000_000
+"""minijinja's allowance for one rendering: a chat of 4 MiB takes about a fifth, an endless loop under a second."""
 
 MAX_SECONDS = 2.0
 """jinja2's allowance for one rendering."""

@@ -124,7 +124,7 @@ class Tokenizer:
 
     @property
     def named_tokens(self) -> dict[str, str]:
-        """What chat templates print by name: bos_token, eos_token, unk_token, pad_token, as far as the model has them."""
+        """What chat templates print by name (bos_token, eos_token, …), as far as the model has it."""
         return {name: self._config[name] for name in _NAMED_TOKENS if self._config.get(name)}
 
     def config(self) -> dict[str, Any]:
