@@ -9,6 +9,7 @@ from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.filters import do_format, do_indent
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
@@ -44,7 +45,8 @@ class BoundedTemplate:
         max_seconds: float,
     ) -> None:
         environment = _BoundedEnvironment(max_output)
-        environment.globals.update(dict(functions))
+        for name, function in functions.items():
+            environment.globals[name] = function
         environment.filters.update(filters)
         self._template = environment.from_string(source)
         self._environment = environment
@@ -133,12 +135,8 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             self._check_length(_repeated_length(left, right))
         elif operator == "**" and not (abs(right) <= MAX_EXPONENT and abs(left) <= 1 << 64):
             raise SecurityError(f"{operator} is over the limit")
-        elif (
-            operator == "%"
-            and isinstance(left, str)
-            and re.search(rf"%[^a-zA-Z%]*(\*|\d{{{MAX_FIELD_WIDTH_DIGITS}}})", left)
-        ):
-            raise SecurityError("a format makes its fields too wide")
+        elif operator == "%" and isinstance(left, str):
+            _check_percent(left)
         elif operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
             self._check_length(len(left) + len(right))
         return super().call_binop(context, operator, left, right)
@@ -171,6 +169,22 @@ class _ConcatToFilter(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         values = nodes.List([self.visit(each) for each in node.nodes], lineno=node.lineno)
         return nodes.Filter(values, "concat_", [], [], None, None, lineno=node.lineno)
+
+
+def _check_percent(form: str) -> None:
+    if _WIDE_PERCENT.search(form):
+        raise SecurityError("a format makes its fields too wide")
+
+
+def _format(form: str, *args: Any, **kwargs: Any) -> str:
+    _check_percent(form)
+    return do_format(form, *args, **kwargs)
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    if (len(width) if isinstance(width, str) else width) > MAX_INDENT:
+        raise SecurityError(f"an indent of more than {MAX_INDENT}")
+    return do_indent(text, width, first, blank)
 
 
 def _repeated_length(left: Any, right: Any) -> int:
