@@ -42,6 +42,14 @@ class DeviceExecutor:
         if shape[1] != limits.num_pages:
             raise ValueError(f"the cache array has {shape[1]} pages, the scheduler believes in {limits.num_pages}")
 
+    def warm_up(self) -> None:
+        """Run one empty step, so that first-use costs are paid, and arm the compile guard."""
+        shape = self.registry.shapes.decode[0]
+        packed = inputs.pack(StepPlan(0, ()), shape, self._num_slots)
+        self._state, outputs_array = self.registry.step(shape)(self._params, self._state, packed)
+        np.asarray(outputs_array)
+        self.guard.arm()
+
     def dispatch(self, plan: StepPlan) -> Handle:
         """Start `plan` on the device. Raises ValueError for ids out of range, before anything is dispatched."""
         self._check(plan)

@@ -6,6 +6,7 @@ gets never depends on its mates: each branch computes for a row what it would co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -105,7 +106,7 @@ def _narrow(weights: jax.Array, rows: Rows) -> jax.Array:
     return jnp.where((weights >= floor[:, None]) | (rows.top_p >= 1.0)[:, None], weights, 0.0)
 
 
-def _threshold(weights: jax.Array, enough) -> jax.Array:
+def _threshold(weights: jax.Array, enough: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
     """The largest cut f32[R] for which `enough(weights, cut)` holds, found by bisecting its bits (weights >= 0).
 
     Bits of non-negative floats are ordered as the floats are, so 31 halvings find the exact weight without a sort.

@@ -66,7 +66,8 @@ def test_decode_program_is_bit_equal_to_the_general_one(case):
 
 
 rows = st.lists(
-    st.tuples(st.integers(1, 90), st.integers(0, 300)).map(lambda qc: (qc[0], qc[0] + qc[1])) | st.tuples(st.just(1), st.integers(1, 400)),
+    st.tuples(st.integers(1, 90), st.integers(0, 300)).map(lambda qc: (qc[0], qc[0] + qc[1]))
+    | st.tuples(st.just(1), st.integers(1, 400)),
     max_size=9,
 )
 
@@ -115,7 +116,9 @@ def test_work_follows_live_context_not_allowed_context():
 
 def test_b161_positions_beyond_int16_are_seen():
     """B161: 16-bit positions overflowed beyond 32,767 tokens."""
-    case = Case("long", ((1, 32_769), (3, 32_768)), num_heads=1, kv_heads=1, head_dim=8, page_size=64, num_layers=1, layer=0)
+    case = Case(
+        "long", ((1, 32_769), (3, 32_768)), num_heads=1, kv_heads=1, head_dim=8, page_size=64, num_layers=1, layer=0
+    )
     arrays = make(case)
     np.testing.assert_allclose(run(case, arrays, "xla"), dense_oracle(case, arrays), atol=2e-5, rtol=2e-5)
 
