@@ -49,13 +49,16 @@ async def serve(config: ServeConfig) -> int:
         os._exit(0)  # told to stop while loading: nothing to drain, and the thread cannot be interrupted
     engine = await loading
 
-    async_engine = AsyncEngine(engine.core, engine.tokenizer, engine.info, seed=config.engine.seed)
+    async_engine = AsyncEngine(
+        engine.core, engine.tokenizer, engine.info, metrics=engine.metrics, seed=config.engine.seed
+    )
     service.attach(
         Served(
             engine=async_engine,
             tokenizer=engine.tokenizer,
             chat_template=engine.chat_template,
             info=engine.info,
+            defaults=engine.generation_defaults,
         )
     )
     print(_welcome(listener.url, service.model_name, bool(config.server.api_key_file)), flush=True)
@@ -64,7 +67,6 @@ async def serve(config: ServeConfig) -> int:
     print("stopping: running requests may finish ...", file=sys.stderr, flush=True)
     await async_engine.drain(config.server.drain_seconds)
     await listener.close()
-    async_engine.stop()
     return 0
 
 

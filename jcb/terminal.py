@@ -7,7 +7,7 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jcb.config import ServeConfig
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from jcb.engine.build import Engine
 
 ProgressCallback = Callable[[str, int, int], None]
-"""(stage, done, total): bytes for stage "load", programs for "compile"."""
+"""(stage, done, total), the last two counted in whatever the stage is made of, or in bytes."""
 
 _STAGES = {"load": "loading weights", "compile": "compiling", "cache": "making the KV cache"}
 
 
 @contextlib.contextmanager
-def load_progress() -> Iterator[ProgressCallback]:
+def load_progress() -> Generator[ProgressCallback]:
     """A callback for `load_engine`, from any thread: bars on a terminal, else a line now and then, on stderr."""
     if not sys.stderr.isatty():
         yield _PlainProgress()
@@ -38,7 +38,7 @@ def load_progress() -> Iterator[ProgressCallback]:
         def show(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(_STAGES.get(stage, stage), amount="")
-            bars.update(tasks[stage], completed=done, total=total, amount=_amount(stage, done, total))
+            bars.update(tasks[stage], completed=done, total=total, amount=_amount(done, total))
 
         yield show
 
@@ -59,12 +59,12 @@ class _PlainProgress:
         if now - self._printed < 5.0 and done < total:
             return
         self._printed = now
-        line = f"{_STAGES.get(stage, stage)}: {_amount(stage, done, total)} ({now - self._began:.1f} s)"
+        line = f"{_STAGES.get(stage, stage)}: {_amount(done, total)} ({now - self._began:.1f} s)"
         print(line, file=sys.stderr, flush=True)
 
 
-def _amount(stage: str, done: int, total: int) -> str:
-    if stage == "load":
+def _amount(done: int, total: int) -> str:
+    if total >= 1_000_000:  # bytes: no stage has so many of anything else
         return f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
     return f"{done} of {total}"
 
@@ -75,8 +75,10 @@ def generate(config: ServeConfig, prompts: Sequence[str], params: SamplingParams
 
     with load_progress() as progress:
         llm = LLM(config=config, progress=progress)
-    for output in llm.generate(prompts, params):
-        print(output.text)
+    for result in llm.generate(prompts, params):
+        if error := result.outputs[0].error:
+            raise error
+        print(result.text)
     return 0
 
 

@@ -6,9 +6,8 @@ import os
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 
-DEVICE_HALF = ["pallas_kernels", "jcb.models", "jcb.sharding", "jcb.steps", "jcb.weights"]
-
 if importlib.util.find_spec("jaxtyping") and importlib.util.find_spec("beartype"):
     from jaxtyping import install_import_hook
 
-    install_import_hook(DEVICE_HALF, "beartype.beartype")
+    # The kernels' signatures are checked on every call, shapes included where they name them.
+    install_import_hook("pallas_kernels", "beartype.beartype")

@@ -22,7 +22,7 @@ def kv_write(
     del layout
     new = jnp.concatenate([k, v], axis=1).astype(kv_pages.dtype)  # [T, 2 * K, H]
 
-    def write(token: int, pages: jax.Array) -> jax.Array:
+    def write(token: jax.Array, pages: jax.Array) -> jax.Array:
         place = (layer, page_ids[token], 0, offsets[token], 0)
         return jax.lax.dynamic_update_slice(pages, new[token][None, None, :, None, :], place)
 
