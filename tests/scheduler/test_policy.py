@@ -1,0 +1,113 @@
+"""Who is refused at the door, and when a sequence ends."""
+
+import pytest
+
+from jcb.config import Limits, SchedulerConfig
+from jcb.scheduler import policy
+from jcb.scheduler.record import Record
+from jcb.types import FinishReason, RequestError
+from tests.fakes import make_request
+
+LIMITS = Limits(page_size=16, num_pages=9, max_model_len=256, vocab_size=100)
+
+
+def refusal(request, limits=LIMITS):
+    with pytest.raises(RequestError) as caught:
+        policy.check_can_ever_fit(request, limits)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_an_empty_prompt_is_refused():
+    assert refusal(make_request("a", [])).param == "prompt"
+
+
+def test_no_tokens_at_all_are_refused():
+    assert refusal(make_request("a", [1], max_tokens=0)).param == "max_tokens"
+
+
+def test_a_prompt_as_long_as_the_model_is_refused_with_the_numbers():
+    error = refusal(make_request("a", [1] * 256, 5))
+    assert error.code == "context_length_exceeded"
+    assert "256 tokens" in error.message
+    assert "longest admissible prompt is 255" in error.message
+
+
+def test_more_pages_than_the_pool_has_are_refused_with_the_numbers():
+    error = refusal(make_request("a", [1] * 120, 20))
+    assert error.code == "kv_capacity_exceeded"
+    assert "need 9 pages" in error.message
+    assert "pool has 8" in error.message
+    assert "longest admissible prompt is 108" in error.message
+    policy.check_can_ever_fit(make_request("a", [1] * 108, 20), LIMITS)
+
+
+def test_an_answer_larger_than_the_pool_is_refused_as_such():
+    error = refusal(make_request("a", [1], 200))
+    assert error.param == "max_tokens"
+
+
+def test_without_a_limit_of_its_own_a_request_gets_what_pool_and_model_hold():
+    request = make_request("a", [1] * 100, 156)
+    request = type(request)(
+        request_id="a",
+        prompt_token_ids=request.prompt_token_ids,
+        params=type(request.params)(max_tokens=None),
+        max_tokens=156,
+    )
+    policy.check_can_ever_fit(request, LIMITS)
+    assert policy.generation_limit(request, LIMITS) == 28
+
+
+def test_the_queue_is_bounded_in_requests_and_tokens():
+    config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8, max_queued=3, max_queued_tokens=100)
+    request = make_request("a", [1] * 40)
+    policy.check_queue(config, LIMITS, request, waiting=2, tokens=60)
+    policy.check_queue(config, LIMITS, make_request("a", [1] * 120), waiting=0, tokens=0)
+    for waiting, tokens in ((3, 10), (1, 61)):
+        with pytest.raises(RequestError, match="queue is full") as caught:
+            policy.check_queue(config, LIMITS, request, waiting, tokens)
+        assert caught.value.status == 429
+        assert caught.value.retry_after > 0
+
+
+def test_the_queue_is_bounded_by_default():
+    config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8)
+    request = make_request("a", [1])
+    policy.check_queue(config, LIMITS, request, waiting=63, tokens=8 * 128 - 1)
+    for waiting, tokens in ((64, 0), (1, 8 * 128)):
+        with pytest.raises(RequestError):
+            policy.check_queue(config, LIMITS, request, waiting, tokens)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "min_tokens", "ignore_eos", "expected"),
+    [
+        ([5], 0, False, FinishReason.STOP),
+        ([6], 0, False, FinishReason.STOP),
+        ([7], 0, False, None),
+        ([5], 1, False, None),
+        ([7, 5], 1, False, FinishReason.STOP),
+        ([5], 0, True, None),
+        ([6], 0, True, FinishReason.STOP),
+        ([7, 7, 7], 0, False, FinishReason.LENGTH),
+        ([7, 7, 5], 3, False, FinishReason.LENGTH),
+        ([7, 7, 5], 2, False, FinishReason.STOP),
+    ],
+)
+def test_ends(outputs, min_tokens, ignore_eos, expected):
+    request = make_request(
+        "a", [1], 3, eos_token_ids=(5,), stop_token_ids=(6,), ignore_eos=ignore_eos, min_tokens=min_tokens
+    )
+    record = Record(request, output_token_ids=outputs, limit=3, stop_ids=policy.stop_ids(request))
+    assert policy.end_after(record, outputs[-1]) is expected
+
+
+def test_precedence_by_policy():
+    fcfs = SchedulerConfig()
+    by_priority = SchedulerConfig(policy="priority")
+    early = make_request("a", [1], priority=5, arrival_time=1.0)
+    late = make_request("b", [1], priority=1, arrival_time=2.0)
+    assert policy.precedence(fcfs, early, 1) < policy.precedence(fcfs, late, 2)
+    assert policy.precedence(by_priority, late, 2) < policy.precedence(by_priority, early, 1)
+    assert policy.precedence(by_priority, early, 1) < policy.precedence(by_priority, early, 2)
