@@ -45,17 +45,16 @@ class BoundedTemplate:
         max_seconds: float,
     ) -> None:
         environment = _BoundedEnvironment(max_output)
-        for name, function in functions.items():
-            environment.globals[name] = function
         environment.filters.update(filters)
         self._template = environment.from_string(source)
         self._environment = environment
+        self._functions = dict(functions)
         self._max_seconds = max_seconds
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text that the template makes of `variables`."""
         deadline = _Deadline(self._max_seconds)
-        parts = self._template.generate({**variables, _DEADLINE: deadline, "range": deadline.range})
+        parts = self._template.generate({**self._functions, **variables, "range": deadline.range, _DEADLINE: deadline})
         return self._environment.concat(deadline.watch(parts))
 
 
