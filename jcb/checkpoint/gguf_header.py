@@ -143,8 +143,8 @@ def parse_header(data: memoryview) -> GgufHeader:
     metadata: dict[str, Any] = {}
     for _ in range(metadata_count):
         key = cursor.string("metadata key", MAX_NAME_BYTES)
-        if key in metadata:
-            raise ModelLoadError(key, "the metadata key appears twice")
+        if not key or key in metadata:
+            raise ModelLoadError(key or "metadata key", "a metadata key is empty or appears twice")
         metadata[key] = cursor.value(cursor.number(_U32, key), key)
     tensors = _read_tensors(cursor, tensor_count, _alignment(metadata))
     return GgufHeader(version, metadata, tensors)
