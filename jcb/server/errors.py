@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import traceback
@@ -64,8 +63,8 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
         if allow := error.headers.get("Allow"):
             response.headers["Allow"] = allow
         return response
-    except (asyncio.CancelledError, ConnectionResetError):
-        raise
+    except ConnectionResetError:  # the client is gone: this reaches nobody
+        return web.Response(status=499)
     except Exception as error:
         return error_response(internal_error(error))
 

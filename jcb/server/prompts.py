@@ -16,6 +16,8 @@ MAX_CHOICES = 128
 LONG_TEXT = 4096
 """Characters above which text is encoded in a worker thread, so that the event loop stays free."""
 
+_KNOWN_MESSAGE_FIELDS = ("tool_calls", "tool_call_id", "function_call", "audio", "refusal", "reasoning_content")
+
 Prompt = str | list[int]
 
 
@@ -54,8 +56,6 @@ async def encode_messages(
     served: Served, messages: list[Message], *, add_generation_prompt: bool, add_special_tokens: bool = False
 ) -> list[int]:
     """Token ids of a conversation through the model's chat template."""
-    if not messages:
-        raise RequestError("messages must hold at least one message", param="messages", code="invalid_value")
     template = served.chat_template
     if template is None:
         raise RequestError("this model has no chat template: use /v1/completions", param="messages", code="no_template")
@@ -64,7 +64,7 @@ async def encode_messages(
     def encode() -> list[int]:
         return encode_chat(served.tokenizer, template, turns, add_generation_prompt=add_generation_prompt)
 
-    size = sum(len(turn["content"]) for turn in turns)
+    size = sum(len(text) if isinstance(text := turn["content"], str) else LONG_TEXT for turn in turns)
     ids = await asyncio.to_thread(encode) if size > LONG_TEXT else encode()
     if add_special_tokens:
         ids = served.tokenizer.encode("", add_special_tokens=True) + ids
@@ -72,40 +72,18 @@ async def encode_messages(
 
 
 def _turn(message: Message, index: int) -> dict[str, Any]:
-    """One message as the template sees it."""
+    """One message for the template, which checks its content."""
     for name, value in (message.model_extra or {}).items():
         if value not in (None, [], {}, ""):
-            shown = name if name in ("tool_calls", "function_call", "tool_call_id", "audio", "refusal") else "field"
+            shown = name if name in _KNOWN_MESSAGE_FIELDS else "field"
             raise RequestError(
                 f"messages[{index}].{shown} is not supported by this server",
                 param=f"messages[{index}].{shown}",
                 code="unsupported_field",
             )
     role = "system" if message.role == "developer" else message.role
-    turn: dict[str, Any] = {"role": role, "content": _content(message.content, index)}
-    if message.name is not None:
-        turn["name"] = message.name
-    return turn
-
-
-def _content(content: object, index: int) -> str:
-    where = f"messages[{index}].content"
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestError(f"{where} must be text or a list of text parts", param=where, code="invalid_type")
-    texts = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("text") if isinstance(part, dict) else None
-        if kind != "text":
-            raise RequestError(f"{where}[{i}]: only parts of type text are supported", param=where, code="unsupported")
-        if not isinstance(text, str):
-            raise RequestError(f"{where}[{i}].text must be text", param=where, code="invalid_type")
-        texts.append(text)
-    return "\n".join(texts)
+    turn: dict[str, Any] = {"role": role, "content": message.content}
+    return turn if message.name is None else turn | {"name": message.name}
 
 
 def _as_list(value: object) -> list[Prompt]:

@@ -82,9 +82,8 @@ async def stream_reply(
 ) -> web.StreamResponse:
     """One event a token. The headers wait for the first output, so that a refusal still has its status."""
     first = await anext(stream)
-    for output in first:
-        if output.error is not None:
-            raise output.error
+    if first[0].error is not None:
+        raise first[0].error
     events = EventStream(request)
     head = _head(shape.id_prefix, shape.chunk_object, model)
     await events.open()

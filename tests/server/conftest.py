@@ -1,0 +1,156 @@
+"""A running server for the tests of this folder.
+
+The model is a fake one unless JCB_TEST_MODEL names a real one ("default", a file or a folder): then the same tests
+run against it, but for those that script the answers (they ask for `scripted`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from jcb.config import ServeConfig, ServerConfig
+from jcb.engine.async_engine import AsyncEngine
+from jcb.server.app import Listener, create_app, listen
+from jcb.server.service import Served, Service
+from tests.fake_model import ScriptedExecutor, fake_engine
+
+MODEL = os.environ.get("JCB_TEST_MODEL", "")
+
+
+@dataclass
+class RunningServer:
+    """A server on a free port of the loopback, with one client session."""
+
+    engine: Any
+    async_engine: AsyncEngine
+    service: Service
+    listener: Listener
+    session: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return self.listener.url
+
+    @property
+    def executor(self) -> ScriptedExecutor:
+        return self.engine.executor
+
+    async def post(self, path: str, body: Any, **kwargs: Any) -> tuple[int, Any]:
+        """Status and JSON of a POST."""
+        async with self.session.post(self.url + path, json=body, **kwargs) as response:
+            return response.status, await response.json()
+
+    async def get(self, path: str, **kwargs: Any) -> tuple[int, str]:
+        async with self.session.get(self.url + path, **kwargs) as response:
+            return response.status, await response.text()
+
+    async def complete(self, **fields: Any) -> Any:
+        """The body of a completion that must succeed."""
+        body = {"model": self.service.model_name, "prompt": "Hello", "max_tokens": 8, "temperature": 0} | fields
+        status, answer = await self.post("/v1/completions", body)
+        assert status == 200, answer
+        return answer
+
+    async def chat(self, **fields: Any) -> Any:
+        body = {"model": self.service.model_name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+        status, answer = await self.post("/v1/chat/completions", body | {"temperature": 0} | fields)
+        assert status == 200, answer
+        return answer
+
+    async def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The events of a stream, which must end with [DONE]; the raw framing is checked too."""
+        import json
+
+        async with self.session.post(self.url + path, json=body | {"stream": True}) as response:
+            assert response.status == 200, await response.text()
+            assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+            raw = (await response.read()).decode()
+        assert "\r" not in raw
+        parts = raw.split("\n\n")
+        assert parts.pop() == ""
+        assert all(part.startswith("data: ") and "\n" not in part for part in parts)
+        assert parts.pop() == "data: [DONE]"
+        return [json.loads(part.removeprefix("data: ")) for part in parts]
+
+    async def settle(self, seconds: float = 5.0) -> None:
+        """Waits until nothing runs, then checks that nothing was lost."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        scheduler = self.engine.core.scheduler
+        while self.engine.core.has_work or self.async_engine.num_open:
+            assert asyncio.get_running_loop().time() < deadline, (scheduler.stats(), self.async_engine.num_open)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.02)
+        stats = scheduler.stats()
+        assert scheduler.num_running == scheduler.num_waiting == 0
+        assert stats["pages_used"] == 0
+        assert stats["pages_free"] + stats["pages_cached"] == stats["pages_total"]
+        scheduler.check_integrity()
+        assert len(self.async_engine._processor) == 0
+        assert getattr(self.engine.executor, "violations", []) == []
+
+
+StartServer = Callable[..., Awaitable[RunningServer]]
+
+
+@pytest.fixture
+async def start_server() -> AsyncIterator[StartServer]:
+    """Starts servers: `await start_server(server=ServerConfig(...), max_num_seqs=2, ...)`."""
+    running: list[RunningServer] = []
+
+    async def start(
+        *, server: ServerConfig | None = None, engine_options: dict[str, Any] | None = None, **options: Any
+    ) -> RunningServer:
+        engine = _real_engine(options) if MODEL else fake_engine(**options)
+        service = Service(config=server or ServerConfig(port=0))
+        listener = await listen(create_app(service), service.config)
+        async_engine = AsyncEngine(
+            engine.core,
+            engine.tokenizer,
+            engine.info,
+            metrics=getattr(engine, "metrics", None),
+            **(engine_options or {}),
+        )
+        service.attach(
+            Served(
+                engine=async_engine, tokenizer=engine.tokenizer, chat_template=engine.chat_template, info=engine.info
+            )
+        )
+        connector = aiohttp.TCPConnector(limit=0)
+        session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=60))
+        running.append(RunningServer(engine, async_engine, service, listener, session))
+        return running[-1]
+
+    yield start
+    for server in running:
+        await server.session.close()
+        await server.listener.close()
+
+
+@pytest.fixture
+async def server(start_server: StartServer) -> AsyncIterator[RunningServer]:
+    """A server with nothing special; after the test nothing may be left in it."""
+    running = await start_server()
+    yield running
+    await running.settle()
+    assert (await running.get("/health"))[0] == 200
+
+
+@pytest.fixture
+def scripted() -> None:
+    """For tests that need answers written by hand."""
+    if MODEL:
+        pytest.skip("the model's answers cannot be scripted")
+
+
+def _real_engine(options: dict[str, Any]) -> Any:
+    from jcb.engine.build import load_engine
+    from jcb.engine.llm import override
+
+    return load_engine(override(ServeConfig(model=MODEL), options))
