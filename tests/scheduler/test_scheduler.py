@@ -1,5 +1,6 @@
 """What a step holds, in what order, and what becomes of its results."""
 
+import random
 import sys
 
 import pytest
@@ -237,3 +238,27 @@ def test_nothing_grows_with_the_number_of_waiting_requests():
     finally:
         sys.setprofile(None)
     assert calls < 200
+
+
+def test_admission_leaves_some_pages_while_others_run():
+    scheduler, executor = make(num_pages=201, page_size=1, max_model_len=300, max_num_batched_tokens=300)
+    scheduler.add(make_request("a", range(100), max_tokens=5), 0.0)
+    scheduler.add(make_request("b", range(99), max_tokens=5), 0.0)
+    plan, _ = advance(scheduler, executor)
+    assert rows(plan) == [("a", 0, 100)], "one page would be left, two (1 %) must be"
+    scheduler.abort("a")
+    plan, _ = advance(scheduler, executor)
+    assert rows(plan) == [("b", 0, 99)]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_random_traffic_on_a_pool_that_is_always_full(overlap):
+    rng = random.Random(1)
+    bench = Bench(overlap=overlap, num_pages=21, page_size=2, max_num_seqs=6, max_queued=999, max_queued_tokens=9_999)
+    for number in range(150):
+        prompt = [rng.randrange(2) for _ in range(rng.randint(1, 12))]
+        bench.add(str(number), prompt, max_tokens=rng.randint(1, 28), eos_token_ids=(1,))
+    bench.run()
+    bench.check()
+    assert bench.stat("preemptions") > 20
+    assert bench.stat("prefix_hit_tokens") > 100
