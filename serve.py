@@ -9,9 +9,11 @@ SIGTERM or Ctrl-C lets running requests finish; a second one ends everything now
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from jcb.cli import serve_main
 from jcb.config import ServeConfig
@@ -27,6 +29,7 @@ async def serve(config: ServeConfig) -> int:
     """Listens, loads, answers, drains."""
     from jcb.engine.async_engine import AsyncEngine
     from jcb.engine.build import load_engine
+    from jcb.scheduler.policy import max_queued
     from jcb.server.app import create_app, listen
     from jcb.server.service import Served, Service
     from jcb.terminal import load_progress
@@ -50,7 +53,12 @@ async def serve(config: ServeConfig) -> int:
     engine = await loading
 
     async_engine = AsyncEngine(
-        engine.core, engine.tokenizer, engine.info, metrics=engine.metrics, seed=config.engine.seed
+        engine.core,
+        engine.tokenizer,
+        engine.info,
+        metrics=engine.metrics,
+        seed=config.engine.seed,
+        max_waiting=max_queued(config.scheduler),
     )
     service.attach(
         Served(
@@ -63,11 +71,22 @@ async def serve(config: ServeConfig) -> int:
     )
     print(_welcome(listener.url, service.model_name, bool(config.server.api_key_file)), flush=True)
 
-    await stopped
+    broken = asyncio.create_task(async_engine.until_broken())
+    await asyncio.wait({stopped, broken}, return_when=asyncio.FIRST_COMPLETED)
+    if broken.done():
+        _leave_broken(broken.result())
+    broken.cancel()
     print("stopping: running requests may finish ...", file=sys.stderr, flush=True)
     await async_engine.drain(config.server.drain_seconds)
     await listener.close()
     return 0
+
+
+def _leave_broken(state: str) -> NoReturn:
+    """Says where every thread stands and ends the process, for whoever watches it to start a new one."""
+    print(f"the engine is {state}; ending", file=sys.stderr, flush=True)
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(1)
 
 
 def _stop_event() -> asyncio.Event:

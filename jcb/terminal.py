@@ -115,6 +115,7 @@ def _turn(engine: Engine, messages: list[dict], line: str, params: SamplingParam
     """Asks and prints one answer; the conversation after it (unchanged when the request cannot be served)."""
     from jcb.text.chat import encode_chat
 
+    assert engine.chat_template is not None
     asked = [*messages, {"role": "user", "content": line}]
     pieces: list[str] = []
     try:

@@ -50,6 +50,7 @@ class Engine:
     chat_template: ChatTemplate | None
     info: ModelInfo
     config: ServeConfig
+    metrics: EngineMetrics
     report: Mapping[str, Any]
     generation_defaults: Mapping[str, float]
 
@@ -103,6 +104,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
             limits=limits,
         ),
         config=config,
+        metrics=metrics,
         report={
             "device": str(jax.devices()[0]),
             "dtype": config.dtype,
