@@ -16,6 +16,7 @@ class Draft:
     budget: int  # tokens still to be given out
     rows: dict[Record, int] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
+    keys: set[bytes] = field(default_factory=set)  # prefix-cache keys of pages that prompts are filling
     promised: int = 0  # pages that running prompts still need beyond those they hold
 
     def add(self, record: Record, q_len: int) -> None:

@@ -25,15 +25,27 @@ class PageLedger:
     def num_available(self) -> int:
         return self._pool.num_available
 
-    def match(self, record: Record) -> list[int]:
-        """Cached pages of its longest known prefix. One token at least is left to compute; a request that wants
-        log-probabilities of its prompt computes all of it.
+    def keys(self, record: Record) -> list[bytes]:
+        """Prefix-cache keys of the pages it could share, in order. One token at least is left to compute; a request
+        that wants log-probabilities of its prompt computes all of it.
         """
         if self._cache is None or record.request.params.prompt_logprobs is not None:
             return []
         count = (record.num_tokens - 1) // self._page_size
         self._extend_digests(self._cache, record, count)
-        return self._cache.match(record.digests[:count])
+        return record.digests[:count]
+
+    def match(self, keys: list[bytes]) -> list[int]:
+        """Cached pages of the longest prefix of `keys`."""
+        return [] if self._cache is None else self._cache.match(keys)
+
+    def keys_in_progress(self, record: Record, q_len: int) -> list[bytes]:
+        """Keys of the full pages of known tokens that the next `q_len` tokens of the record write to."""
+        if self._cache is None:
+            return []
+        stop = min(-(-(record.num_computed + q_len) // self._page_size), record.num_tokens // self._page_size)
+        self._extend_digests(self._cache, record, stop)
+        return record.digests[record.num_computed // self._page_size : stop]
 
     def price(self, hits: list[int], num_pages: int) -> int:
         """Available pages that `num_pages` pages would use up if they began with `hits`."""

@@ -25,5 +25,6 @@ class Record(Sequence):
     page_table: tuple[int, ...] = ()  # residency: the last planned row's pages, reused while they do not change
     is_fresh: bool = True  # residency: no row planned yet
     num_generated_before: int = 0  # residency: tokens generated when it began
+    has_yielded: bool = False  # it has waited a step for pages that another was filling
     num_prompt_logprobs: int = 0  # prompt positions whose log-probabilities were delivered
     must_prove: int = 0  # length it has to reach alone after having been in a failed step

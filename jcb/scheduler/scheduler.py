@@ -170,6 +170,7 @@ class Scheduler:
         left = record.num_tokens - record.num_computed
         q_len = min(left, self._chunk, draft.budget)
         if q_len > 0:
+            draft.keys.update(self._pages.keys_in_progress(record, q_len))
             self._plan_row(draft, record, q_len)
         draft.promised += max(self._limits.pages_for(record.num_tokens) - len(record.pages), 0)
 
@@ -209,7 +210,10 @@ class Scheduler:
         """Give a waiting record a slot and its cached pages; False when what it needs is not available."""
         tokens = len(record.request.prompt_token_ids) + record.limit if self._reserves else record.num_tokens
         wanted = self._limits.pages_for(tokens)
-        hits = self._pages.match(record)
+        keys = self._pages.keys(record)
+        hits = self._pages.match(keys)
+        if len(hits) < len(keys) and self._yields(record, keys[len(hits)], draft):
+            return False
         spare = self._spare_pages + draft.promised if self._roster.num_running else 0
         if self._pages.price(hits, wanted) + spare > self._pages.num_available:
             return False
@@ -219,6 +223,13 @@ class Scheduler:
         if not record.was_scheduled:
             record.num_cached = record.num_computed
         self._roster.seat(record)
+        return True
+
+    def _yields(self, record: Record, key: bytes, draft: Draft) -> bool:
+        """Whether it waits, one step at most, because the next page of its prefix is being filled by another."""
+        if record.has_yielded or key not in draft.keys or self._config.admission == "static":
+            return False
+        record.has_yielded = True
         return True
 
     def _plan_suspect(self, draft: Draft) -> None:

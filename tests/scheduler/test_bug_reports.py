@@ -150,7 +150,8 @@ def test_b027_pages_of_a_row_taken_out_of_a_plan_are_not_found(length):
         bench.step()
     assert computed > length, "it was generating, so its row had been planned before the chunk asked for pages"
     assert bench.stat("pages_cached") + bench.stat("pages_free") == 12 - bench.stat("pages_used")
-    hits = bench.scheduler._pages.match(bench.scheduler._roster.get("young"))
+    pages = bench.scheduler._pages
+    hits = pages.match(pages.keys(bench.scheduler._roster.get("young")))
     assert len(hits) <= computed // 2
     bench.run()
     bench.check()

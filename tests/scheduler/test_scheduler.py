@@ -143,6 +143,29 @@ def test_admission_counts_what_running_prompts_still_need():
     assert scheduler.num_waiting == 1
 
 
+def test_a_burst_with_one_prefix_computes_it_once():
+    bench = Bench(max_num_seqs=8, max_num_batched_tokens=128, overlap=False)
+    bench.executor.keep_plans = True
+    for number in range(8):
+        bench.add(str(number), [*range(20), number], max_tokens=1)
+    bench.add("other", [99, 98], max_tokens=1)
+    bench.run()
+    bench.check()
+    assert [plan.num_tokens for plan in bench.executor.plans] == [21, 7 + 2]
+
+
+def test_nobody_waits_longer_than_a_step_for_the_pages_of_another():
+    bench = Bench(max_num_batched_tokens=32, max_prefill_chunk=4, overlap=False)
+    bench.executor.keep_plans = True
+    bench.add("a", range(60), max_tokens=1)
+    bench.add("same", range(60), max_tokens=1)
+    bench.add("other", [99, 98], max_tokens=1)
+    for _ in range(3):
+        bench.step()
+    names = [[row.sequence.request_id for row in plan.rows] for plan in bench.executor.plans]
+    assert names[:2] == [["a"], ["a", "same", "other"]]
+
+
 def test_priority_decides_the_order_and_the_victim():
     bench = Bench(policy="priority", num_pages=9, max_num_batched_tokens=16, overlap=False)
     bench.add("low", range(8), max_tokens=20, priority=2)
