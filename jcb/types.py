@@ -134,7 +134,8 @@ class Sequence:
     """The scheduler's record of one request. Only the scheduler changes it.
 
     num_computed counts tokens whose K and V are in pages or will be once the dispatched steps are done.
-    num_pending is 1 while a sampled token is still on the device (its id unknown to the host), else 0.
+    num_pending counts sampled tokens still on the device (their ids unknown to the host): at most 1 when a step is
+    planned, then 2 until the result of the step before is taken in.
     """
 
     request: Request
@@ -221,6 +222,12 @@ class ScheduledRow:
     @property
     def is_decode(self) -> bool:
         return self.q_len == 1
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """True when the row computes prompt positions whose successors' log-probabilities were asked for."""
+        request = self.sequence.request
+        return request.params.prompt_logprobs is not None and self.start + 1 < len(request.prompt_token_ids)
 
 
 @dataclass(slots=True, frozen=True)
