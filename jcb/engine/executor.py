@@ -60,8 +60,8 @@ class DeviceExecutor:
                 content = slot.pack(row.sequence, self._limits.vocab_size, self._limits.max_model_len)
                 self._state = self.registry.load_slot(self._state, content)
         self._state, *arrays = self.registry.step(shape)(self._params, self._state, packed)
-        wanted = any(row.sequence.request.params.prompt_logprobs is not None for row in plan.rows)
-        handle = Handle(plan, arrays[0], arrays[1] if wanted and not shape.decode else None)
+        wanted = any(row.wants_prompt_logprobs for row in plan.rows)
+        handle = Handle(plan, arrays[0], arrays[1] if wanted else None)
         handle.packed.copy_to_host_async()
         return handle
 

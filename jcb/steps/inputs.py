@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcb.models.llama import Batch
-from jcb.types import SamplingParams, ScheduledRow, StepPlan
+from jcb.types import ScheduledRow, StepPlan
 
 HEADER = 8
 ROW_FIELDS = (
@@ -100,13 +100,15 @@ def _views(packed: np.ndarray, shape: StepShape) -> tuple[np.ndarray, np.ndarray
     )
 
 
-def row_flags(params: SamplingParams, num_output: int) -> int:
-    """The flags that depend on the request: what its slot holds and which of it applies now."""
+def row_flags(row: ScheduledRow) -> int:
+    """What the row's request asks of the step, as bits."""
+    params = row.sequence.request.params
     return (
-        USES_BIAS * bool(params.logit_bias or params.allowed_token_ids is not None)
+        SAMPLES * row.samples
+        + USES_BIAS * bool(params.logit_bias or params.allowed_token_ids is not None)
         + USES_PENALTIES * params.has_penalties
-        + SUPPRESSES_STOP * (num_output < params.min_tokens)
-        + WANTS_PROMPT_LOGPROBS * (params.prompt_logprobs is not None)
+        + SUPPRESSES_STOP * (row.num_output < params.min_tokens)
+        + WANTS_PROMPT_LOGPROBS * row.wants_prompt_logprobs
     )
 
 
@@ -119,7 +121,7 @@ def _record(row: ScheduledRow) -> np.ndarray:
             row.slot,
             row.q_len,
             row.kv_len,
-            row_flags(params, row.num_output) + SAMPLES * row.samples,
+            row_flags(row),
             row.next_token,
             -1 if params.logprobs is None else params.logprobs,
             (seed & 0xFFFFFFFF) - ((seed & 0x80000000) << 1),

@@ -55,7 +55,7 @@ def _prompt_logprobs(plan: StepPlan, packed: np.ndarray) -> Mapping[int, list[Lo
     position = 0
     for index, row in enumerate(plan.rows):
         wanted = row.sequence.request.params.prompt_logprobs
-        if wanted is not None:
+        if wanted is not None and row.wants_prompt_logprobs:
             targets = [*row.token_ids[1:], row.next_token]
             lines = packed[position : position + row.q_len]
             found[index] = [_entry(line, target, wanted) for line, target in zip(lines, targets, strict=True)]

@@ -85,7 +85,7 @@ class Shapes:
     def choose(self, plan: StepPlan) -> StepShape:
         """The smallest shape that holds `plan`. Raises LookupError when none does."""
         rows, tokens = len(plan.rows), plan.num_tokens
-        if tokens == rows:
+        if tokens == rows and not any(row.wants_prompt_logprobs for row in plan.rows):
             index = bisect.bisect_left(self.decode, rows, key=lambda shape: shape.num_rows)
             if index < len(self.decode):
                 return self.decode[index]

@@ -41,9 +41,9 @@ def paged_attention(
         seen = (context <= position) & is_live
         if sliding_window is not None:
             seen &= context > position - sliding_window
-        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-        weights = jnp.where(seen, weights, 0.0)
-        values = jnp.where(seen[:, None], values, 0.0)
+        weights = jax.nn.softmax(jnp.where(seen[None, None], scores, -jnp.inf), axis=-1)
+        weights = jnp.where(seen[None, None], weights, 0.0)
+        values = jnp.where(seen[None, :, None], values, 0.0)
         return jnp.einsum("kgc,kch->kgh", weights, values, precision="highest").reshape(query.shape)
 
     out = jax.vmap(attend)(q, rows, positions, live)

@@ -133,7 +133,7 @@ def _decode(rule, q, kv_pages, layer, page_table, lens, q_starts) -> jax.Array:
 
         def run_block(step: jax.Array, softmax: _Softmax) -> _Softmax:
             ids = jax.lax.dynamic_slice_in_dim(row_table, step * pages, pages, axis=1)
-            keys = step * block + jnp.arange(block, dtype=jnp.int32)
+            keys = (step * block + jnp.arange(block, dtype=jnp.int32))[None, :]
             seen = (keys < row_lens[:, None]) & (keys >= first[:, None])  # [group, block]
             values = rule.layout.values(kv_pages, layer, ids)
             values = jnp.where(seen[:, None, :, None], values, 0)
@@ -177,11 +177,11 @@ def _prefill(rule, q, kv_pages, layer, page_table, kv_lens, q_starts, q_lens, ou
 
         def run_block(step: jax.Array, softmax: _Softmax) -> _Softmax:
             ids = jax.lax.dynamic_slice_in_dim(row_table, step * pages, pages)
-            keys = step * block + jnp.arange(block, dtype=jnp.int32)
+            keys = (step * block + jnp.arange(block, dtype=jnp.int32))[None, :]
             seen = (keys <= positions[:, None]) & (keys >= rule.first_key(positions)[:, None])  # [tile, block]
             written = keys < kv_lens[row]
-            values = jnp.where(written[:, None], rule.layout.values(kv_pages, layer, ids), 0)
-            seen = jnp.tile(seen & written, (group, 1))
+            values = jnp.where(written[:, :, None], rule.layout.values(kv_pages, layer, ids), 0)
+            seen = jnp.tile(seen & written, (group, 1))[None]
             return softmax.add(rule.scores(queries, rule.layout.keys(kv_pages, layer, ids), seen), values)
 
         begin = rule.first_key(first_position) // block

@@ -1,0 +1,133 @@
+"""The default model against an independent implementation, in float32, however the work is cut and mixed.
+
+`make golden` adds the longest prompts in every mode; `make test` runs those in one mode and leaves them out elsewhere.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.e2e.real_model import Engine, executor, logprob_array, request
+
+pytestmark = [pytest.mark.golden, pytest.mark.timeout(3000)]
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "smollm2_greedy.json").read_text())["cases"]
+FULL = os.environ.get("JCB_GOLDEN") == "full"
+LONGEST = 10_000 if FULL else 100
+TOLERANCE = 2e-3  # nats, float32 against float32
+MARGIN = 1e-3  # below it two implementations may pick different tokens
+
+assert all(case["min_margin"] > MARGIN for case in CASES), "ids must then be equal everywhere"
+
+
+def cases(longest: int = LONGEST) -> dict[str, dict]:
+    return {f"{i}-{case['kind']}": case for i, case in enumerate(CASES) if len(case["prompt_ids"]) <= longest}
+
+
+def ask(name: str, case: dict, **params):
+    return request(name, case["prompt_ids"], max_tokens=48, **params)
+
+
+def check(answers, chosen) -> float:
+    worst = 0.0
+    for name, case in chosen.items():
+        answer = answers[name]
+        assert answer.token_ids == case["output_ids"], name
+        worst = max(worst, float(np.abs(logprob_array(answer) - case["logprobs"]).max()))
+        for got, want in zip(answer.logprobs, case["top5"], strict=True):
+            assert set(got.top_ids[:2]) == {token for token, _ in want[:2]}
+            np.testing.assert_allclose(got.top_logprobs, [logprob for _, logprob in want], atol=TOLERANCE)
+    assert worst < TOLERANCE
+    return worst
+
+
+def run_together(chosen, engine: Engine, record_property) -> None:
+    worst = check(engine.run(ask(name, case) for name, case in chosen.items()), chosen)
+    record_property("worst_logprob_difference", worst)
+
+
+def test_alone(record_property):
+    chosen = cases() if FULL else dict(list(cases().items())[::3])
+    engine, worst = Engine(executor()), 0.0
+    for name, case in chosen.items():
+        worst = max(worst, check(engine.run([ask(name, case)]), {name: case}))
+    record_property("worst_logprob_difference", worst)
+
+
+def test_all_together_long_prompts_too(record_property):
+    run_together(cases(10_000), Engine(executor()), record_property)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_prompt_chunks(chunk, record_property):
+    run_together(cases(), Engine(executor(), max_prefill_chunk=chunk), record_property)
+
+
+def test_prefix_cache_cold_then_warm(record_property):
+    chosen = cases()
+    engine = Engine(executor(), prefix_caching=True)
+    cold = engine.run(ask(name, case) for name, case in chosen.items())
+    warm = engine.run(ask(name, case) for name, case in chosen.items())
+    record_property("worst_logprob_difference", max(check(cold, chosen), check(warm, chosen)))
+    for name, case in chosen.items():
+        assert warm[name].num_cached == (len(case["prompt_ids"]) - 1) // 16 * 16
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_forced_preemption_every_3_steps(overlap, record_property):
+    engine = Engine(executor(), preempt_every=3, overlap=overlap)
+    run_together(cases(), engine, record_property)
+    assert engine.scheduler.stats()["preemptions"] > 5
+
+
+def test_forced_preemption_with_prefix_cache_and_chunks(record_property):
+    engine = Engine(executor(), preempt_every=3, prefix_caching=True, max_prefill_chunk=7)
+    run_together(cases(), engine, record_property)
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_other_page_sizes(page_size, record_property):
+    chosen = cases()
+    run_together(chosen, Engine(executor(page_size=page_size, budget=512 if FULL else 64)), record_property)
+
+
+def test_overlap_off(record_property):
+    run_together(cases(), Engine(executor(), overlap=False), record_property)
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_prompt_logprobs(chunk, record_property):
+    chosen = {name: case for name, case in cases().items() if case.get("prompt_logprobs")}
+    engine = Engine(executor(), max_prefill_chunk=chunk)
+    answers = engine.run(ask(name, case, prompt_logprobs=1) for name, case in chosen.items())
+    worst = 0.0
+    for name, case in chosen.items():
+        got = [entry.logprob for entry in answers[name].prompt_logprobs]
+        want = [x for x in case["prompt_logprobs"] if x is not None]
+        assert len(got) == len(want) == len(case["prompt_ids"]) - 1
+        worst = max([worst, *(abs(a - b) for a, b in zip(got, want, strict=True))])
+        assert [entry.token_id for entry in answers[name].prompt_logprobs] == case["prompt_ids"][1:]
+    assert worst < TOLERANCE
+    record_property("worst_logprob_difference", worst)
+
+
+def test_bfloat16_stays_near_float32(record_property):
+    """Log-probabilities of the reference's own tokens, given as a prompt, so that one early tie cannot spread."""
+    chosen = cases()
+    engine = Engine(executor(dtype="bfloat16", budget=64))
+    requests = []
+    for name, case in chosen.items():
+        prompt = [*case["prompt_ids"], *case["output_ids"]]
+        requests.append(request(name, prompt, max_tokens=1, prompt_logprobs=0))
+    answers = engine.run(requests)
+    differences = []
+    for name, case in chosen.items():
+        got = [entry.logprob for entry in answers[name].prompt_logprobs][len(case["prompt_ids"]) - 1 :]
+        differences += [abs(a - b) for a, b in zip(got, case["logprobs"], strict=True)]
+    mean = float(np.mean(differences))
+    record_property("mean_logprob_difference", mean)
+    print(f"bfloat16: mean absolute logprob difference {mean:.4f} over {len(differences)} tokens")
+    assert mean < 0.05
