@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jcb.checkpoint.errors import ModelLoadError, printable
+from jcb.text.frozen import freeze
 from jcb.text.messages import check_plain, normalize_messages, normalize_tools
 from jcb.text.template_engines import TemplateEngine, TemplateError, make_engine
 from jcb.text.tokenizer import Tokenizer
@@ -52,7 +53,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._engine.render(variables)
+            return self._engine.render({name: freeze(value) for name, value in variables.items()})
         except TemplateError as error:
             raise RequestError(str(error), param="messages", code="chat_template_error") from error
 

@@ -38,14 +38,17 @@ class TemplateEngine(Protocol):
     """One template, ready to render."""
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text; TemplateError on any failure."""
+        """The text; TemplateError on any failure. Lists and dicts must be frozen (`jcb.text.frozen`)."""
         ...
 
 
 def make_engine(source: str, *, clock: Callable[[], datetime] = datetime.now) -> TemplateEngine:
-    """The best engine that is installed. `clock` answers a template that asks for today's date."""
-    has_minijinja = importlib.util.find_spec("minijinja") is not None
-    return (MiniJinjaEngine if has_minijinja else Jinja2Engine)(source, clock)
+    """The engine for `source`: minijinja where it is installed and bounds what the template does, else jinja2.
+
+    `clock` answers a template that asks for today's date.
+    """
+    fits_minijinja = importlib.util.find_spec("minijinja") is not None and not _calls_format(source)
+    return (MiniJinjaEngine if fits_minijinja else Jinja2Engine)(source, clock)
 
 
 class MiniJinjaEngine:
@@ -54,6 +57,8 @@ class MiniJinjaEngine:
     def __init__(self, source: str, clock: Callable[[], datetime] = datetime.now) -> None:
         import minijinja
 
+        if _calls_format(source):
+            raise TemplateError("the chat template cannot be read: str.format is not bounded in minijinja")
         self._error = minijinja.TemplateError
         self._environment = minijinja.Environment(
             trim_blocks=True,
@@ -94,7 +99,7 @@ class Jinja2Engine:
                 _without_training_tags(source),
                 functions=_globals(clock),
                 filters={"tojson": to_json},
-                max_output=MAX_OUTPUT,
+                max_length=MAX_OUTPUT,
                 max_seconds=MAX_SECONDS,
             )
         except Exception as error:  # the compiler raises more than its own errors on odd input
@@ -138,6 +143,11 @@ def _globals(clock: Callable[[], datetime]) -> dict[str, Callable[[str], str]]:
 def _without_training_tags(source: str) -> str:
     """The template without `{% generation %}` marks, which only training reads and neither engine knows."""
     return re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", source)
+
+
+def _calls_format(source: str) -> bool:
+    """True when the template calls str.format, whose field widths minijinja does not count against its fuel."""
+    return re.search(r"\.\s*format\b", source) is not None
 
 
 def _no_escape(name: str) -> bool:
