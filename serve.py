@@ -29,7 +29,6 @@ async def serve(config: ServeConfig) -> int:
     """Listens, loads, answers, drains."""
     from jcb.engine.async_engine import AsyncEngine
     from jcb.engine.build import load_engine
-    from jcb.scheduler.policy import max_queued
     from jcb.server.app import create_app, listen
     from jcb.server.service import Served, Service
     from jcb.terminal import load_progress
@@ -58,7 +57,7 @@ async def serve(config: ServeConfig) -> int:
         engine.info,
         metrics=engine.metrics,
         seed=config.engine.seed,
-        max_waiting=max_queued(config.scheduler),
+        scheduler=config.scheduler,
     )
     service.attach(
         Served(

@@ -140,7 +140,7 @@ class EngineMetrics:
     request_params_max_tokens: Histogram = _histogram(TOKEN_BUCKETS)
     request_params_n: Histogram = _histogram(N_BUCKETS)
 
-    info: Mapping[str, str] = field(default_factory=dict)  # page_size, num_pages: fixed words for `cache_config_info`
+    info: Mapping[str, str] = field(default_factory=dict)  # block_size, num_gpu_blocks: for `cache_config_info`
     max_num_seqs: int = 0  # for batch_slot_occupancy; 0: unknown
 
     def record_step(self, plan: StepPlan, outputs: list[SequenceOutput], stats: Mapping[str, int]) -> None:

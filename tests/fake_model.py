@@ -6,7 +6,8 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer as Pipeline, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Pipeline
 
 from jcb.config import CacheConfig, Limits, SchedulerConfig, ServeConfig
 from jcb.engine.admission import ModelInfo

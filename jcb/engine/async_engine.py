@@ -17,17 +17,17 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
+from jcb.config import SchedulerConfig
 from jcb.engine.admission import ModelInfo, make_requests
 from jcb.engine.core import EngineCore
 from jcb.engine.output import OutputProcessor, RequestOutput
 from jcb.engine.stream import OutputStream
 from jcb.metrics import EngineMetrics
+from jcb.scheduler.policy import check_queue
 from jcb.text.tokenizer import Tokenizer
 from jcb.types import FinishReason, Request, RequestError, SamplingParams
 
 logger = logging.getLogger(__name__)
-
-RETRY_AFTER_SECONDS = 1.0
 
 
 class EngineState(enum.StrEnum):
@@ -57,8 +57,8 @@ class _Abort:
 class AsyncEngine:
     """Runs an EngineCore in its own thread for the event loop that called `start`.
 
-    max_waiting: submissions beyond this many waiting requests are refused at once, without a look at the
-    scheduler (None leaves it to the scheduler). watchdog_seconds: how long work may stand still.
+    scheduler: its queue limit refuses a submission at once, where the scheduler itself could only between two
+    steps. watchdog_seconds: how long work may stand still.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AsyncEngine:
         *,
         metrics: EngineMetrics | None = None,
         seed: int | None = None,
-        max_waiting: int | None = None,
+        scheduler: SchedulerConfig | None = None,
         watchdog_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,7 +79,7 @@ class AsyncEngine:
         core.metrics = self.metrics
         self._processor = OutputProcessor(tokenizer, metrics=self.metrics, clock=clock)
         self._rng: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
-        self._max_waiting = max_waiting
+        self._scheduler_config = scheduler
         self._watchdog_seconds = watchdog_seconds
         self._clock = clock
         self._inbox: list[_Add | _Abort] = []
@@ -122,6 +122,12 @@ class AsyncEngine:
     def is_healthy(self) -> bool:
         return self.state in (EngineState.IDLE, EngineState.STEPPING)
 
+    async def until_broken(self, interval: float = 1.0) -> EngineState:
+        """Returns when the engine is stalled or dead, and why it can only be restarted."""
+        while self.state not in (EngineState.STALLED, EngineState.DEAD):
+            await asyncio.sleep(interval)
+        return self.state
+
     @property
     def is_draining(self) -> bool:
         return self._draining
@@ -156,7 +162,7 @@ class AsyncEngine:
                 namespace=namespace,
                 arrival_time=self._clock(),
             )
-        self._check_queue(len(requests))
+        self._check_queue(requests)
         assert self._loop is not None
         stream = OutputStream([request.request_id for request in requests], self._abort)
         admitted: asyncio.Future[None] = self._loop.create_future()
@@ -219,16 +225,15 @@ class AsyncEngine:
             word = "shutting down" if self._thread is not None else "starting"
             raise RequestError(f"the server is {word}", status=503, code="unavailable", retry_after=5.0)
 
-    def _check_queue(self, count: int) -> None:
-        waiting = int(self.metrics.num_requests_waiting.value) + self._unadmitted
-        if self._max_waiting is not None and waiting + count > self._max_waiting:
+    def _check_queue(self, requests: list[Request]) -> None:
+        if self._scheduler_config is None or self.info.limits is None or not requests:
+            return
+        waiting = int(self.metrics.num_requests_waiting.value) + self._unadmitted + len(requests) - 1
+        try:
+            check_queue(self._scheduler_config, self.info.limits, requests[-1], waiting, 0)
+        except RequestError:
             self.metrics.admission_rejections.inc()
-            raise RequestError(
-                f"the queue is full: {waiting} requests wait and {self._max_waiting} may; try again later",
-                status=429,
-                code="queue_full",
-                retry_after=RETRY_AFTER_SECONDS,
-            )
+            raise
 
     def _abort(self, request_ids: list[str]) -> None:
         self._send(_Abort(request_ids))
@@ -255,6 +260,8 @@ class AsyncEngine:
             while (commands := self._take_commands()) is not None:
                 for command in commands:
                     self._apply(command)
+                if commands:
+                    self.metrics.record_stats(self.core.scheduler.stats())
                 if self.core.has_work:
                     self._step()
                 self._busy = self.core.has_work

@@ -104,7 +104,7 @@ def _cache_info(metrics: EngineMetrics, labels: dict[str, str]) -> Iterator[Metr
     """The constant gauge from which routers read page size and count, under each one's own label names."""
     names = {OURS: ("page_size", "num_pages"), VLLM: ("block_size", "num_gpu_blocks")}
     for prefix, (size, count) in names.items():
-        info = {size: metrics.info.get("page_size", ""), count: metrics.info.get("num_pages", "")}
+        info = {size: metrics.info.get("block_size", ""), count: metrics.info.get("num_gpu_blocks", "")}
         family = GaugeMetricFamily(f"{prefix}:cache_config_info", "The KV cache", labels=[*labels, *info])
         family.add_metric([*labels.values(), *info.values()], 1.0)
         yield family

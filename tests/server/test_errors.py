@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import struct
+import time
 
 import pytest
 
@@ -291,17 +292,24 @@ async def test_strict_fields_say_what_was_meant(start_server):
 
 
 async def test_a_full_queue_is_429_with_retry_after(start_server):
-    server = await start_server(max_num_seqs=1, max_queued=2, engine_options={"max_waiting": 2})
-    server.executor.step_seconds = 0.02
+    server = await start_server(max_num_seqs=1, max_queued=2)
+    server.executor.step_seconds = 0.2  # longer than a refusal may take
+
     async def ask():
-        body = C | {"max_tokens": 20, "ignore_eos": True}
+        body = C | {"max_tokens": 8, "ignore_eos": True}
         async with server.session.post(server.url + COMPLETIONS, json=body) as response:
             return response.status, response.headers.get("Retry-After"), await response.json()
 
-    answers = await asyncio.gather(*[ask() for _ in range(12)])
+    running = []
+    for _ in range(3):  # one in the slot, two behind it
+        running.append(asyncio.create_task(ask()))
+        await asyncio.sleep(0.25)
+    began = time.monotonic()
+    late = await asyncio.gather(*[ask() for _ in range(9)])
+    assert time.monotonic() - began < 0.15
+    answers = await asyncio.gather(*running) + late
     refused_ones = [a for a in answers if a[0] == 429]
-    assert refused_ones
-    assert any(a[0] == 200 for a in answers)
+    assert len(refused_ones) == 9
     for _, retry_after, answer in refused_ones:
         assert int(retry_after) >= 1
         assert check_error(answer)["code"] == "queue_full"

@@ -52,10 +52,9 @@ async def test_every_field_reaches_the_engine(seen):
     }
     await server.complete(**fields, priority=4, cache_salt="salt")
     params = SamplingParams(
-        **fields
-        | {"stop": ("zz",), "stop_token_ids": (5,), "logit_bias": {97: 1.5}, "allowed_token_ids": (97, 98)}
+        **fields | {"stop": ("zz",), "stop_token_ids": (5,), "logit_bias": {97: 1.5}, "allowed_token_ids": (97, 98)}
     )
-    prompts, got, kwargs = noted[0]
+    _, got, kwargs = noted[0]
     assert got == params
     assert kwargs == {"priority": 4, "namespace": "/salt"}
     await server.chat(**fields | {"logprobs": True, "top_logprobs": 2})
@@ -189,9 +188,7 @@ async def test_b111_b113_short_and_empty_messages(server):
     assert (await server.chat(messages=[{"role": "user", "content": ""}]))["choices"]
     parts = [{"type": "text", "text": "Hi"}]
     as_parts = await server.chat(messages=[{"role": "developer", "content": parts}, {"role": "user", "content": parts}])
-    as_text = await server.chat(
-        messages=[{"role": "system", "content": "Hi"}, {"role": "user", "content": "Hi"}]
-    )
+    as_text = await server.chat(messages=[{"role": "system", "content": "Hi"}, {"role": "user", "content": "Hi"}])
     assert as_parts["choices"] == as_text["choices"]
     assert (await server.complete(prompt=""))["usage"]["prompt_tokens"] == 1
 

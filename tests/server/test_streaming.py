@@ -13,7 +13,8 @@ def joined_completion(events, index):
     logprobs = None
     if chunks[0]["logprobs"] is not None:
         logprobs = {
-            name: [item for c in chunks for item in (c["logprobs"] or {}).get(name, [])] for name in chunks[0]["logprobs"]
+            name: [item for c in chunks for item in (c["logprobs"] or {}).get(name, [])]
+            for name in chunks[0]["logprobs"]
         }
     whole = {
         "index": index,
