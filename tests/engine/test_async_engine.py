@@ -169,3 +169,19 @@ async def test_a_stream_that_is_left_aborts_what_is_unfinished_once():
     assert aborted == ["b"]
     stream.put(output("b", end=FinishReason.ABORT))
     assert stream.finished
+
+
+async def test_until_broken_returns_for_a_stalled_and_for_a_dead_engine():
+    parts = fake_engine()
+    engine = AsyncEngine(parts.core, parts.tokenizer, parts.info, watchdog_seconds=0.1)
+    engine.start()
+    broken = asyncio.create_task(engine.until_broken(0.01))
+    await asyncio.sleep(0.3)
+    assert not broken.done()  # idle is not stalled
+    parts.executor.step_seconds = 0.5
+    stream = await engine.submit([[1]], SamplingParams(max_tokens=1))
+    assert await asyncio.wait_for(broken, 2) is EngineState.STALLED
+    async with stream:
+        async for _ in stream:
+            pass
+    assert engine.stop()

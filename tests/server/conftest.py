@@ -25,6 +25,15 @@ from jcb.server.service import Served, Service
 from tests.fake_model import ScriptedExecutor, fake_engine
 
 MODEL = os.environ.get("JCB_TEST_MODEL", "")
+REAL = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 256,
+    "num_pages": 129,
+    "page_size": 16,
+    "max_queued": 2000,
+}
+"""The one engine of all tests with a real model; a test that asks for other settings is skipped."""
 
 
 @dataclass
@@ -46,6 +55,11 @@ class RunningServer:
         if MODEL:
             pytest.skip("needs a device that can be told what to do")
         return self.engine.executor
+
+    def slow_down(self, seconds: float) -> None:
+        """Makes a step take so long; a real model needs no help."""
+        if not MODEL:
+            self.engine.executor.step_seconds = seconds
 
     async def post(self, path: str, body: Any, **kwargs: Any) -> tuple[int, Any]:
         """Status and JSON of a POST."""
@@ -110,7 +124,7 @@ async def start_server() -> AsyncIterator[StartServer]:
     async def start(
         *, server: ServerConfig | None = None, engine_options: dict[str, Any] | None = None, **options: Any
     ) -> RunningServer:
-        if MODEL and options:
+        if MODEL and options.keys() - REAL.keys():
             pytest.skip("needs an engine of its own")
         engine = _real_engine() if MODEL else fake_engine(**options)
         service = Service(config=server or ServerConfig(port=0))
@@ -161,5 +175,4 @@ def _real_engine() -> Any:
     from jcb.engine.build import load_engine
     from jcb.engine.llm import override
 
-    small = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256, "num_pages": 129, "page_size": 16}
-    return load_engine(override(ServeConfig(model=MODEL), small))
+    return load_engine(override(ServeConfig(model=MODEL), REAL))

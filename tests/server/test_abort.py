@@ -37,7 +37,7 @@ async def leave(server, path, body, seconds):
 async def test_200_disconnects_at_random_points_leave_nothing(start_server, key_file, caplog):
     """Queued, in prefill, between tokens; streaming and not; with a key and with metrics read meanwhile."""
     server = await start_server(server=ServerConfig(port=0, api_key_file=key_file), max_queued=256)
-    server.executor.step_seconds = 0.002
+    server.slow_down(0.002)
     rng = random.Random(1)
 
     async def one(i):
@@ -61,9 +61,11 @@ async def test_200_disconnects_at_random_points_leave_nothing(start_server, key_
     with contextlib.suppress(asyncio.CancelledError):
         await scraper
     assert sum(finished) < 100
-    await server.settle(1.0)
-    server.executor.step_seconds = 0
-    status, answer = await server.post(COMPLETIONS, {"prompt": "Hi"}, headers={"Authorization": "Bearer key"})
+    await server.settle(3.0)
+    server.slow_down(0)
+    status, answer = await server.post(
+        COMPLETIONS, {"prompt": "Hi", "ignore_eos": True}, headers={"Authorization": "Bearer key"}
+    )
     assert (status, answer["usage"]["completion_tokens"]) == (200, 16)
     assert [r for r in caplog.records if r.levelname in ("ERROR", "WARNING")] == []
 
@@ -131,7 +133,7 @@ async def test_a_reader_that_stands_still_is_cut_off_and_hurts_nobody(start_serv
 @pytest.mark.parametrize("stream", [False, True])
 async def test_drain_lets_requests_finish_and_refuses_new_ones(start_server, stream):
     server = await start_server()
-    server.executor.step_seconds = 0.005
+    server.slow_down(0.005)
     body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
     running = asyncio.create_task(
         server.events(COMPLETIONS, body) if stream else server.complete(**body, temperature=1)
@@ -152,7 +154,7 @@ async def test_drain_lets_requests_finish_and_refuses_new_ones(start_server, str
 
 async def test_drain_ends_the_rest_with_an_error(start_server):
     server = await start_server()
-    server.executor.step_seconds = 0.01
+    server.slow_down(0.01)
     body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
     whole = asyncio.create_task(server.post(COMPLETIONS, body))
     stream = asyncio.create_task(server.events(COMPLETIONS, body))
