@@ -60,8 +60,8 @@ class Tokenizer:
         if not parse_special:
             text = self.guard.mark(text)
         pipeline = self._marked_pipeline if MARK in text else self.pipeline
-        try:
-            return pipeline.encode(text, add_special_tokens=add_special_tokens).ids
+        try:  # a batch of one, since only encoding in batches lets other threads run meanwhile
+            return pipeline.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise RequestError("the text holds a lone surrogate, which is not valid Unicode") from error
 

@@ -102,6 +102,14 @@ def test_b113_very_short_messages_render(tiny_tokenizer, content):
     assert tiny_tokenizer.decode(ids) == content
 
 
+def test_b063_an_error_that_quotes_odd_text_can_still_be_sent():
+    template = ChatTemplate("{{ raise_exception('bad role: ' + messages[0].role) }}", special_tokens={})
+    with pytest.raises(RequestError) as caught:
+        template.render([{"role": "\x1b[31m\x00\u202e" + "é" * 10_000, "content": ""}])
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message.encode()) < 1024
+
+
 def test_template_errors_are_request_errors():
     refusing = ChatTemplate("{{ raise_exception('Only user and assistant roles!') }}", special_tokens={})
     with pytest.raises(RequestError, match="Only user and assistant") as caught:

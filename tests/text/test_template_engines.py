@@ -9,6 +9,8 @@ from jcb.text import template_engines
 from jcb.text.frozen import freeze
 from jcb.text.template_engines import Jinja2Engine, MiniJinjaEngine, TemplateError, make_engine
 
+pytest.importorskip("minijinja")
+
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}{% endif %}"

@@ -1,5 +1,7 @@
 import json
 import random
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,26 @@ def test_b075_keys_never_collide(default_tokenizer, byte_fallback_tokenizer):
     )
     assert byte_fallback_tokenizer.token_bytes(byte_a) == byte_fallback_tokenizer.token_bytes(letter_a) == b"a"
     assert byte_fallback_tokenizer.token_key(letter_a) == f"token_id:{letter_a}"
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tiny_tokenizer):
+    gaps, done = [0.0], threading.Event()
+
+    def watch():
+        last = time.perf_counter()
+        while not done.is_set():
+            now = time.perf_counter()
+            gaps[0], last = max(gaps[0], now - last), now
+            time.sleep(0)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    start = time.perf_counter()
+    tiny_tokenizer.encode("The quick brown fox 123. " * 20_000)
+    seconds = time.perf_counter() - start
+    done.set()
+    thread.join()
+    assert gaps[0] < 0.7 * seconds
 
 
 def test_lone_surrogates_are_a_request_error(tiny_tokenizer):
