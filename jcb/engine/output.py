@@ -86,7 +86,10 @@ class OutputProcessor:
         self._progress.pop(request_id, None)
 
     def process(self, outputs: list[SequenceOutput]) -> tuple[list[RequestOutput], list[str]]:
-        """What callers get, and the ids that a stop string has ended (the loop aborts those)."""
+        """What callers get, and the ids that a stop string has ended (the loop aborts those).
+
+        Every result holds a token or an end: scores of a prompt's earlier chunks wait for its first token.
+        """
         now = self._clock()
         results: list[RequestOutput] = []
         stopped: list[str] = []
@@ -100,7 +103,8 @@ class OutputProcessor:
                 if output.finish_reason is None:
                     stopped.append(output.request_id)
                 self._count_end(progress, result, now)
-            results.append(result)
+            if result.token_ids or result.finish_reason is not None:
+                results.append(result)
         return results, stopped
 
     def _advance(self, progress: _Progress, output: SequenceOutput, now: float) -> RequestOutput:

@@ -95,7 +95,7 @@ def test_prompt_logprobs_come_once_and_whole(tokenizer):
             token(98),
         ]
     )
-    assert [list(r.prompt_logprobs) for r in results] == [[], entries, []]
+    assert [list(r.prompt_logprobs) for r in results] == [entries, []]
 
 
 def test_times_and_counts(tokenizer):

@@ -69,7 +69,7 @@ async def test_defaults_are_those_of_openai(seen):
     assert noted[1][1] == SamplingParams(max_tokens=None)
 
 
-async def test_the_models_defaults_come_behind_the_request(start_server, monkeypatch):
+async def test_b097_the_models_defaults_come_behind_the_request(start_server, monkeypatch):
     server = await start_server()
     served = server.service.served
     object.__setattr__(served, "defaults", {"temperature": 0.25, "top_p": 0.5, "max_tokens": 3})
@@ -94,7 +94,7 @@ async def test_b081_any_top_k_above_the_vocabulary_is_the_vocabulary(server, top
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-7, 1e-5, 9e-5])
-async def test_tiny_temperatures_are_greedy(server, temperature):
+async def test_b085_tiny_temperatures_are_greedy(server, temperature):
     greedy = await server.complete(temperature=0)
     assert (await server.complete(temperature=temperature))["choices"][0]["text"] == greedy["choices"][0]["text"]
 

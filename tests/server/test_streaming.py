@@ -63,6 +63,7 @@ def joined_chat(events, index):
         {"max_tokens": 0, "echo": True, "logprobs": 1},
         {"stop": ["e", "q"], "include_stop_str_in_output": True},
         {"stop": ["e"], "logprobs": 0},
+        {"prompt": "a prompt of more than one chunk " * 6, "echo": True, "logprobs": 1, "n": 2},
     ],
     ids=str,
 )
@@ -165,7 +166,7 @@ async def test_b057_b059_stop_strings_over_token_borders(server, stream):
 
 
 @pytest.mark.usefixtures("scripted")
-async def test_characters_split_over_tokens_come_whole(server):
+async def test_b055_characters_split_over_tokens_come_whole(server):
     text = "a😀é\u4e2d"
     server.executor.script[tuple(b"emoji")] = list(text.encode())
     body = {"prompt": list(b"emoji"), "max_tokens": len(text.encode())}
