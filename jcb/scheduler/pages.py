@@ -72,7 +72,6 @@ class PageLedger:
             self._pool.release(page)
         record.pages = []
         record.page_table = ()
-        record.num_published = 0
         record.num_computed = 0
 
     def publish(self, record: Record) -> None:

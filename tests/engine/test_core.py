@@ -127,6 +127,23 @@ def test_suspects_run_alone_until_they_have_proved_themselves():
     assert sizes[8:10] == [2, 2]
 
 
+def test_a_sequence_must_prove_more_after_each_failed_step():
+    bench = Bench(preempt_every=1, max_num_seqs=2)
+    for name in "ab":
+        bench.add(name, range(6), max_tokens=3)
+    bench.executor.fails_dispatch = lambda plan: len(plan.rows) > 1
+    record = bench.scheduler._roster.get("a")
+    proofs = []
+    while record.finish_reason is None:
+        resets = bench.executor.num_resets
+        bench.step()
+        if bench.executor.num_resets > resets:
+            proofs.append(record.must_prove)
+    bench.run()
+    bench.check()
+    assert proofs == sorted(set(proofs))
+
+
 def test_a_suspect_may_be_aborted():
     bench = Bench()
     for name in "ab":

@@ -134,13 +134,38 @@ def test_a_blocked_head_is_not_overtaken():
 
 
 def test_admission_counts_what_running_prompts_still_need():
-    scheduler, executor = make(num_pages=11)
+    scheduler, executor = make(num_pages=11, max_prefill_chunk=4)
     scheduler.add(make_request("a", range(30), max_tokens=2), 0.0)
-    scheduler.add(make_request("b", range(30), max_tokens=2), 0.0)
-    advance(scheduler, executor)
+    scheduler.add(make_request("b", range(40, 60), max_tokens=2), 0.0)
     plan, _ = advance(scheduler, executor)
-    assert rows(plan) == [("a", 16, 14)]
+    assert rows(plan) == [("a", 0, 4)], "b needs 5 of 9 pages, but a needs 7 of them later"
     assert scheduler.num_waiting == 1
+
+
+def test_a_chunk_takes_pages_from_a_younger_chunk_of_the_same_step():
+    bench = Bench(num_pages=37, page_size=1, max_prefill_chunk=2, overlap=False, prefix_caching=False)
+    bench.executor.keep_plans = True
+    bench.add("old", [1], max_tokens=20)
+    bench.add("middle", range(16), max_tokens=2)
+    bench.add("young", range(20, 36), max_tokens=2)
+    while bench.stat("preemptions") == 0:
+        bench.step()
+    assert rows(bench.executor.plans[-1]) == [("old", 7, 1), ("middle", 14, 2)]
+    bench.run()
+    bench.check()
+
+
+def test_a_preempted_sequence_waits_for_its_token_in_flight():
+    scheduler, executor = make(preempt_every=2)
+    scheduler.add(make_request("a", [1, 2]), 0.0)
+    first = scheduler.schedule(0.0)
+    _, result = executor.dispatch(first)
+    preempting = scheduler.schedule(0.0)
+    assert (preempting.preempted, preempting.rows) == (("a",), ())
+    assert scheduler.schedule(0.0).rows == ()
+    assert len(scheduler.update(first, result, 0.0)) == 1
+    plan, _ = advance(scheduler, executor)
+    assert rows(plan) == [("a", 0, 3)]
 
 
 def test_a_burst_with_one_prefix_computes_it_once():
