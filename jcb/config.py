@@ -7,7 +7,9 @@ Bad values are a ValueError that names the value and the fix.
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 AdmissionMode = Literal["paged", "reserve", "static"]
@@ -199,3 +201,8 @@ def replace(config: ServeConfig, section: str, **values: object) -> ServeConfig:
     """A copy of `config` with fields of one section changed."""
     changed = dataclasses.replace(getattr(config, section), **values)
     return dataclasses.replace(config, **{section: changed})
+
+
+def cache_folder() -> Path:
+    """Where jcb keeps what it may throw away: compiled programs, stamps of checked files."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jcb"

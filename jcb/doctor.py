@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jcb import __version__
+from jcb.config import cache_folder
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "aiohttp", "tokenizers", "safetensors", "minijinja", "pydantic", "tyro")
 _PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin", "libtpu")
@@ -110,11 +111,6 @@ def folders() -> Iterator[Row]:
     path = cache_folder()
     yield "cache", f"{path} ({_folder_state(path)})"
     yield "compiled programs", f"{path / 'xla'} ({_folder_state(path / 'xla')})"
-
-
-def cache_folder() -> Path:
-    """The user's cache folder of jcb."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jcb"
 
 
 def default_model(problems: list[str]) -> Iterator[Row]:

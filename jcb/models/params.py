@@ -57,6 +57,6 @@ def init(specs: Specs, dtype: jnp.dtype, seed: int = 0) -> Any:
     return jax.tree.unflatten(structure, [draw(spec, key) for spec, key in zip(leaves, keys, strict=True)])
 
 
-def nbytes(specs: Specs, dtype: jnp.dtype) -> int:
+def nbytes(specs: Specs, dtype: str) -> int:
     """Bytes of the params in `dtype`."""
     return jnp.dtype(dtype).itemsize * sum(spec.size for spec in jax.tree.leaves(specs, is_leaf=is_spec))

@@ -7,6 +7,7 @@ their bits. One array means one transfer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import flax.struct
 import jax
@@ -90,7 +91,8 @@ def pack(plan: StepPlan, shape: StepShape, num_slots: int) -> np.ndarray:
     return packed
 
 
-def _views(packed: np.ndarray, shape: StepShape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _views(packed: Any, shape: StepShape) -> tuple[Any, Any, Any]:
+    """Row records, page table and token ids of a packed array, numpy's or JAX's."""
     records_end = HEADER + shape.num_rows * _WIDTH
     table_end = records_end + shape.num_rows * shape.pages_per_seq
     return (
@@ -151,7 +153,7 @@ _FLOAT_INDEX = [ROW_FIELDS.index(name) for name in _FLOATS]
 
 def unpack(packed: jax.Array, shape: StepShape, last_token: jax.Array, page_size: int) -> tuple[Batch, Rows]:
     """The traced half of `pack`: what the model reads, and what sampling reads. Source of -1 ids: `last_token`."""
-    records, table, tokens = _views(packed, shape)  # type: ignore[arg-type]
+    records, table, tokens = _views(packed, shape)
     num_seqs = packed[0]
     fields = {name: records[:, index] for index, name in enumerate(ROW_FIELDS)}
     for name in _FLOATS:

@@ -5,6 +5,8 @@ It runs once when such a sequence is admitted or resumed, never for others.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,7 +71,8 @@ def load_slot(state: DeviceState, packed: jax.Array) -> DeviceState:
     bias = jnp.where(restricted & (allowed == 0), -jnp.inf, 0.0)
     values = jax.lax.bitcast_convert_type(packed[_BIAS_VALUES:_STOP_IDS], jnp.float32)
     bias = bias.at[packed[_HEADER:_BIAS_VALUES]].add(values, mode="drop")
-    return state.replace(
+    return dataclasses.replace(
+        state,
         seen=state.seen.at[slot].set(seen),
         bias=state.bias.at[slot].set(bias),
         stop_ids=state.stop_ids.at[slot].set(packed[_STOP_IDS:_ALLOWED]),

@@ -5,6 +5,7 @@ Both are pure, donate the device state and nothing else, and sample on the devic
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,14 +71,15 @@ def _forward(
         max_q_len=max_q_len,
         implementation=statics.implementation,
     )
-    return hidden, state.replace(kv_pages=kv_pages)
+    return hidden, dataclasses.replace(state, kv_pages=kv_pages)
 
 
 def _finish(params: Any, hidden: jax.Array, rows: Rows, state: DeviceState) -> tuple[DeviceState, jax.Array]:
     """Sample from hidden states [R, D]; rows that sample update what their slot remembers."""
     sampled = sampling.sample(llama.logits(params, hidden), rows, rows.kv_len, state)
     slots = jnp.where(rows.has(SAMPLES), rows.slot, state.last_token.shape[0])
-    state = state.replace(
+    state = dataclasses.replace(
+        state,
         last_token=state.last_token.at[slots].set(sampled.token_ids, mode="drop"),
         seen=state.seen.at[slots, sampled.token_ids].add(2, mode="drop"),
     )

@@ -11,7 +11,7 @@ import numpy as np
 from jcb.checkpoint.default_model import default_model_path
 from jcb.checkpoint.reader import open_checkpoint
 from jcb.config import Limits, SchedulerConfig
-from jcb.engine.build import use_compile_cache
+from jcb.engine.compile_cache import use_compile_cache
 from jcb.engine.core import EngineCore
 from jcb.engine.executor import DeviceExecutor
 from jcb.models import llama
@@ -54,7 +54,9 @@ def executor(page_size: int = 16, max_num_seqs: int = 32, budget: int = 512, dty
         page_size=page_size, num_pages=8192 // page_size + 1, max_model_len=2048, vocab_size=config.vocab_size
     )
     statics = StepStatics(config, KVLayout(dtype, config.num_kv_heads, config.head_dim, page_size))
-    registry = Registry(statics, SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget), limits, dtype)
+    registry = Registry(
+        statics, SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget), limits, dtype
+    )
     registry.compile_all()
     device = DeviceExecutor(registry, params(dtype), limits, max_num_seqs)
     device.warm_up()
@@ -64,7 +66,9 @@ def executor(page_size: int = 16, max_num_seqs: int = 32, budget: int = 512, dty
 class Engine:
     """A fresh scheduler and core over a shared executor."""
 
-    def __init__(self, device: DeviceExecutor, *, overlap: bool = True, prefix_caching: bool = False, **scheduler) -> None:
+    def __init__(
+        self, device: DeviceExecutor, *, overlap: bool = True, prefix_caching: bool = False, **scheduler
+    ) -> None:
         self.device = device
         registry = device.registry
         budget = max(shape.num_tokens for shape in registry.shapes.prefill)

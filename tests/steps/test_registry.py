@@ -13,9 +13,7 @@ LIMITS = Limits(page_size=16, num_pages=100, max_model_len=1024, vocab_size=300)
 
 def plan(*q_lens: int) -> StepPlan:
     sequence = Sequence(Request(request_id="r", prompt_token_ids=(1,), params=SamplingParams()))
-    rows = [
-        ScheduledRow(sequence, i, 0, q, RowKind.NEW, True, (1,) * q, (1,), 0, -1) for i, q in enumerate(q_lens)
-    ]
+    rows = [ScheduledRow(sequence, i, 0, q, RowKind.NEW, True, (1,) * q, (1,), 0, -1) for i, q in enumerate(q_lens)]
     return StepPlan(1, tuple(rows))
 
 

@@ -164,7 +164,9 @@ def test_penalties_equal_their_definition():
     from jcb.steps.sampling import adjust
 
     got = np.asarray(adjust(jnp.asarray(logits[None]), rows(spec), load(params)))[0]
-    np.testing.assert_allclose(got[[5, 6, 7, 8, 9]], [4 / 1.5, 2.0, 4.5 / 1.5 - 0.7 - 0.6, -1.5 - 0.7 - 0.3, 2.9], rtol=1e-6)
+    np.testing.assert_allclose(
+        got[[5, 6, 7, 8, 9]], [4 / 1.5, 2.0, 4.5 / 1.5 - 0.7 - 0.6, -1.5 - 0.7 - 0.3, 2.9], rtol=1e-6
+    )
 
 
 def test_b093_prompt_and_output_are_told_apart_on_the_first_step():
