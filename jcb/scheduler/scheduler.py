@@ -145,7 +145,7 @@ class Scheduler:
             record = self._roster.get(row.sequence.request_id)
             if record is None or record is not row.sequence:
                 continue
-            if record in self._suspects and len(plan.rows) == 1:
+            if record in self._suspects:  # so it ran alone
                 return [self._finish(record, FinishReason.ERROR, results.step_failed(error))]
             self._suspect(record, row.kv_len)
         return []

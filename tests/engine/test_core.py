@@ -144,6 +144,17 @@ def test_a_sequence_must_prove_more_after_each_failed_step():
     assert proofs == sorted(set(proofs))
 
 
+def test_a_shorter_second_failure_does_not_lower_the_proof():
+    bench = Bench()
+    bench.add("a", range(6))
+    record = bench.scheduler._roster.get("a")
+    for length, proof in ((5, 5), (3, 6), (6, 7), (20, 20)):
+        bench.scheduler._suspect(record, length)
+        assert record.must_prove == proof
+    bench.run()
+    bench.check()
+
+
 def test_a_suspect_may_be_aborted():
     bench = Bench()
     for name in "ab":

@@ -168,6 +168,26 @@ def test_a_preempted_sequence_waits_for_its_token_in_flight():
     assert rows(plan) == [("a", 0, 3)]
 
 
+def test_pages_of_a_prompt_are_found_while_the_rest_of_it_is_computed():
+    bench = Bench(max_prefill_chunk=5, overlap=False)
+    bench.add("long", range(60), max_tokens=1)
+    for _ in range(4):
+        bench.step()
+    bench.add("same", range(60), max_tokens=1)
+    bench.run()
+    bench.check()
+    assert bench.ends["same"].num_cached_tokens >= 20
+
+
+def test_cached_tokens_are_counted_at_the_first_admission_only():
+    bench = Bench(preempt_every=3)
+    bench.add("a", range(12), max_tokens=12)
+    bench.run()
+    bench.check()
+    assert bench.stat("prefix_hit_tokens") > 0
+    assert bench.ends["a"].num_cached_tokens == 0
+
+
 def test_a_burst_with_one_prefix_computes_it_once():
     bench = Bench(max_num_seqs=8, max_num_batched_tokens=128, overlap=False)
     bench.executor.keep_plans = True
