@@ -96,6 +96,12 @@ class RunningServer:
         assert parts.pop() == "data: [DONE]"
         return [json.loads(part.removeprefix("data: ")) for part in parts]
 
+    async def until_tokens(self, count: int) -> None:
+        """Waits until so many tokens have been generated."""
+        async with asyncio.timeout(60):
+            while self.async_engine.metrics.generation_tokens.value < count:
+                await asyncio.sleep(0.005)
+
     async def settle(self, seconds: float = 5.0) -> None:
         """Waits until nothing runs, then checks that nothing was lost."""
         deadline = asyncio.get_running_loop().time() + seconds

@@ -109,6 +109,7 @@ async def test_b045_handlers_cancelled_at_random_points(start_server, caplog):
     assert len(caplog.records) == 0
 
 
+@pytest.mark.usefixtures("scripted")
 async def test_a_reader_that_stands_still_is_cut_off_and_hurts_nobody(start_server, monkeypatch):
     monkeypatch.setattr("jcb.server.sse.STALL_SECONDS", 0.3)
     server = await start_server(max_model_len=1024, num_pages=4096, max_num_seqs=32)
@@ -138,8 +139,8 @@ async def test_drain_lets_requests_finish_and_refuses_new_ones(start_server, str
     running = asyncio.create_task(
         server.events(COMPLETIONS, body) if stream else server.complete(**body, temperature=1)
     )
-    await asyncio.sleep(0.1)
-    draining = asyncio.create_task(server.async_engine.drain(10.0))
+    await server.until_tokens(2)
+    draining = asyncio.create_task(server.async_engine.drain(60.0))
     await asyncio.sleep(0.02)
     assert (await server.get("/ready"))[0] == 503
     assert (await server.get("/health"))[0] == 503
@@ -158,7 +159,7 @@ async def test_drain_ends_the_rest_with_an_error(start_server):
     body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
     whole = asyncio.create_task(server.post(COMPLETIONS, body))
     stream = asyncio.create_task(server.events(COMPLETIONS, body))
-    await asyncio.sleep(0.2)
+    await server.until_tokens(4)
     await server.async_engine.drain(0.1)
     status, answer = await whole
     assert (status, answer["error"]["code"]) == (503, "shutting_down")

@@ -34,13 +34,14 @@ async def test_completion_form(server):
     assert [len(tops) for tops in choice["logprobs"]["top_logprobs"]] == [1, 1]
 
 
-@pytest.mark.parametrize("prompt", ["\n1. A has 20", [9, 11, 101, 108, 108, 111]], ids=str)
+@pytest.mark.parametrize("as_ids", [False, True])
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
-async def test_b077_echo_with_logprobs(server, prompt, max_tokens):
+async def test_b077_echo_with_logprobs(server, as_ids, max_tokens):
+    text = "\n1. A has 20"
+    prompt = server.engine.tokenizer.encode(text) if as_ids else text
     answer = await server.complete(prompt=prompt, echo=True, logprobs=1, max_tokens=max_tokens, ignore_eos=True)
     choice = answer["choices"][0]
     logprobs = choice["logprobs"]
-    text = prompt if isinstance(prompt, str) else server.engine.tokenizer.decode(prompt)
     assert choice["text"].startswith(text)
     assert "".join(logprobs["tokens"]) == choice["text"]
     assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
