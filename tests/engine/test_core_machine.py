@@ -187,4 +187,4 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 TestCoreMachine = CoreMachine.TestCase
-TestCoreMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestCoreMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
