@@ -139,10 +139,11 @@ async def test_b023_priorities_with_many_choices(start_server):
 
 async def test_choices_are_in_the_order_of_the_prompts(server):
     prompts = [list(b"one"), list(b"two"), list(b"three")]
-    together = await server.complete(prompt=prompts, n=2, temperature=1, seed=4)
+    temperature = 1 if server.is_exact else 0
+    together = await server.complete(prompt=prompts, n=2, temperature=temperature, seed=4)
     assert [choice["index"] for choice in together["choices"]] == list(range(6))
     for i, prompt in enumerate(prompts):
-        alone = await server.complete(prompt=prompt, n=2, temperature=1, seed=4)
+        alone = await server.complete(prompt=prompt, n=2, temperature=temperature, seed=4)
         assert [c["text"] for c in alone["choices"]] == [c["text"] for c in together["choices"][2 * i : 2 * i + 2]]
     assert together["usage"]["prompt_tokens"] == 3 + 3 + 5
     error = await server.post("/v1/completions", {"prompt": prompts * 10, "n": 5})
