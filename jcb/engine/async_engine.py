@@ -86,7 +86,7 @@ class AsyncEngine:
         self._wake = threading.Condition()
         self._streams: dict[str, OutputStream] = {}  # by request id; the engine's thread only
         self._open: set[OutputStream] = set()  # the event loop's thread only
-        self._unadmitted = 0  # requests in the inbox; the event loop's thread only
+        self._num_in_inbox = 0  # requests, not commands
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -167,7 +167,6 @@ class AsyncEngine:
         stream = OutputStream([request.request_id for request in requests], self._abort)
         admitted: asyncio.Future[None] = self._loop.create_future()
         self._open.add(stream)
-        self._unadmitted += len(requests)
         try:
             self._send(_Add(requests, stream, admitted))
             await admitted
@@ -177,8 +176,6 @@ class AsyncEngine:
             if isinstance(error, RequestError) and error.status in (429, 503):
                 self.metrics.admission_rejections.inc()
             raise
-        finally:
-            self._unadmitted -= len(requests)
         return stream
 
     async def generate(
@@ -228,7 +225,7 @@ class AsyncEngine:
     def _check_queue(self, requests: list[Request]) -> None:
         if self._scheduler_config is None or self.info.limits is None or not requests:
             return
-        waiting = int(self.metrics.num_requests_waiting.value) + self._unadmitted + len(requests) - 1
+        waiting = int(self.metrics.num_requests_waiting.value) + self._num_in_inbox + len(requests) - 1
         try:
             check_queue(self._scheduler_config, self.info.limits, requests[-1], waiting, 0)
         except RequestError:
@@ -245,6 +242,8 @@ class AsyncEngine:
             if not self._busy and not self._inbox:
                 self._last_progress = self._clock()
             self._inbox.append(command)
+            if isinstance(command, _Add):
+                self._num_in_inbox += len(command.requests)
             self._wake.notify()
 
     def _deliver(self, outputs: list[tuple[OutputStream, RequestOutput]]) -> None:
@@ -276,6 +275,7 @@ class AsyncEngine:
             if self._stopping:
                 return None
             commands, self._inbox = self._inbox, []
+            self._num_in_inbox = 0
             self._busy = True
             return commands
 
