@@ -16,8 +16,6 @@ from jcb.steps.inputs import SUPPRESSES_STOP, USES_BIAS, USES_PENALTIES, Rows
 from jcb.steps.state import DeviceState
 from jcb.types import MAX_LOGPROBS
 
-_CUMSUM_LANES = 128
-
 
 class Sampled(NamedTuple):
     """What one step sampled; log-probabilities are of the unmodified logits, in nats."""
@@ -75,24 +73,42 @@ def adjust(logits: jax.Array, rows: Rows, state: DeviceState) -> jax.Array:
 
 
 def draw(logits: jax.Array, rows: Rows, positions: jax.Array) -> jax.Array:
-    """A random id i32[R] by temperature, min_p, top_k and top_p; the key is the row's seed folded with position."""
+    """A random id i32[R] by temperature, min_p, top_k and top_p.
+
+    Exponential variables race, each at the speed of its weight, and the first wins. Unlike a walk along the sum of
+    weights, the winner is not moved by rounding unless two are nearly tied, so other step shapes draw the same ids.
+    """
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)[:, None]
     scaled = (logits - logits.max(-1, keepdims=True)) / temperature
     weights = jnp.exp(scaled)
     weights = jnp.where(weights >= rows.min_p[:, None], weights, 0.0)
     narrows = jnp.any((rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1.0)))
     weights = jax.lax.cond(narrows, lambda w: _narrow(w, rows), lambda w: w, weights)
-    return _pick(weights, _uniform(rows, positions))
+    return jnp.argmax(weights / _exponential(rows, positions, weights.shape[1]), axis=-1).astype(jnp.int32)
 
 
-def _uniform(rows: Rows, positions: jax.Array) -> jax.Array:
-    """f32[R] in [0, 1), from (seed, position) alone."""
+def _exponential(rows: Rows, positions: jax.Array, vocab: int) -> jax.Array:
+    """Independent exponential variables f32[R, V] from (seed, position) alone.
 
-    def one(low: jax.Array, high: jax.Array, position: jax.Array) -> jax.Array:
+    Each row's key is its seed folded with the position (threefry); a 32-bit hash of the key spreads it over the ids.
+    """
+
+    def key_of(low: jax.Array, high: jax.Array, position: jax.Array) -> jax.Array:
         key = jax.random.wrap_key_data(jnp.stack([high, low]).astype(jnp.uint32))
-        return jax.random.uniform(jax.random.fold_in(key, position))
+        return jax.random.key_data(jax.random.fold_in(key, position))
 
-    return jax.vmap(one)(rows.seed_low, rows.seed_high, positions)
+    keys = jax.vmap(key_of)(rows.seed_low, rows.seed_high, positions)  # u32[R, 2]
+    ids = jnp.arange(vocab, dtype=jnp.uint32)[None, :] * jnp.uint32(0x9E3779B9)
+    bits = _mix(_mix(ids ^ keys[:, :1]) + keys[:, 1:])
+    uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
+    return -jnp.log1p(-uniform)
+
+
+def _mix(bits: jax.Array) -> jax.Array:
+    """A bijection of u32 in which every input bit moves every output bit. Source: MurmurHash3's finaliser."""
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)
 
 
 def _narrow(weights: jax.Array, rows: Rows) -> jax.Array:
@@ -123,20 +139,3 @@ def _threshold(weights: jax.Array, enough: Callable[[jax.Array, jax.Array], jax.
     high = jax.lax.bitcast_convert_type(weights.max(-1), jnp.int32) + 1
     low, _ = jax.lax.fori_loop(0, 31, halve, (low, high))
     return jax.lax.bitcast_convert_type(low, jnp.float32)
-
-
-def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """The id where the running sum of weights [R, V] passes uniform [R] of the total, found in two levels."""
-    rows, vocab = weights.shape
-    lanes = jnp.pad(weights, ((0, 0), (0, -vocab % _CUMSUM_LANES))).reshape(rows, -1, _CUMSUM_LANES)
-    sums = jnp.cumsum(lanes.sum(-1), axis=-1)  # [R, V / lanes]
-    total = sums[:, -1]
-    target = jnp.minimum(uniform * total, jnp.nextafter(total, jnp.zeros_like(total)))
-    group = jnp.minimum((sums <= target[:, None]).sum(-1), sums.shape[1] - 1)
-    before = jnp.where(group > 0, jnp.take_along_axis(sums, jnp.maximum(group - 1, 0)[:, None], axis=-1)[:, 0], 0.0)
-    inside = jnp.take_along_axis(lanes, group[:, None, None], axis=1)[:, 0]  # [R, lanes]
-    running = jnp.cumsum(inside, axis=-1) + before[:, None]
-    passed = (running > target[:, None]) & (inside > 0)
-    last = _CUMSUM_LANES - 1 - jnp.argmax(jnp.flip(inside > 0, axis=-1), axis=-1)
-    lane = jnp.where(passed.any(-1), jnp.argmax(passed, axis=-1), last)
-    return jnp.minimum(group * _CUMSUM_LANES + lane, vocab - 1).astype(jnp.int32)

@@ -29,8 +29,8 @@ def rows(*specs: dict) -> Rows:
     return Rows(**{name: jnp.asarray([row[name] for row in merged]) for name in ROW_FIELDS})
 
 
-def state(slots: int = 6):
-    return init_state(KVLayout("float32", 1, 8, 4), 1, 2, slots, V)
+def state(slots: int = 6, vocab: int = V):
+    return init_state(KVLayout("float32", 1, 8, 4), 1, 2, slots, vocab)
 
 
 def draw(logits, *specs, device=None, positions=None):
@@ -112,6 +112,19 @@ def test_one_row_never_depends_on_its_mates():
         assert alone.logprobs[0] == together.logprobs[i]
 
 
+def test_rounding_of_the_logits_moves_almost_no_draw():
+    """Steps of other shapes sum in another order; a draw must not hang on that."""
+    logits = RNG.normal(0, 1, 20_000).astype(np.float32)
+    specs = [{"temperature": 1.0, "slot": 0}] * 400
+    noisy = logits + RNG.uniform(-2e-5, 2e-5, logits.shape).astype(np.float32)
+    device = state(vocab=20_000)
+    a, b = (
+        draw(np.repeat(x[None], 400, 0), *specs, device=device, positions=np.arange(400)).token_ids
+        for x in (logits, noisy)
+    )
+    assert (np.asarray(a) != np.asarray(b)).sum() <= 2
+
+
 def test_b081_top_k_beyond_the_vocabulary_is_off():
     """B081: a top_k above the vocabulary crashed, and mixing greedy and top_k rows too."""
     base = {"temperature": 1.0, "seed_low": 5}
@@ -190,12 +203,10 @@ def test_bias_and_allowed_ids():
     params = SamplingParams(allowed_token_ids=allowed)
     want = allowed[int(LOGITS[0][31:66].argmax())]
     assert int(draw(LOGITS[:1], spec, device=load(params)).token_ids[0]) == want
-    many = draw_many(LOGITS[0], {**spec, "temperature": 5.0}, 8)
     device = load(params)
     specs = [{**spec, "temperature": 5.0}] * 64
     ids = draw(np.repeat(LOGITS[:1], 64, 0), *specs, device=device, positions=range(64)).token_ids
     assert set(np.asarray(ids).tolist()) <= set(allowed)
-    assert len(many) == 8
     assert len(set(np.asarray(ids).tolist())) > 5
 
 
