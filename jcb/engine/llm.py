@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import random
 import sys
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from jcb.config import ServeConfig, replace
+from jcb.config_file import override
 from jcb.engine.admission import make_requests
 from jcb.engine.choice import Choice
 from jcb.engine.output import OutputProcessor
@@ -156,23 +156,6 @@ class LLM:
             request = dataclasses.replace(request, arrival_time=time.monotonic())
             core.add(request)
             processor.add(request, index)
-
-
-def override(config: ServeConfig, values: Mapping[str, Any]) -> ServeConfig:
-    """`config` with fields changed by name, in whatever section they are; ValueError for an unknown name."""
-    sections = [f.name for f in dataclasses.fields(config) if dataclasses.is_dataclass(getattr(config, f.name))]
-    homes = {f.name: s for s in reversed(sections) for f in dataclasses.fields(getattr(config, s))}
-    own = {f.name for f in dataclasses.fields(config)} - set(sections)
-    for name, value in values.items():
-        if name in own:
-            config = dataclasses.replace(config, **{name: value})
-        elif name in homes:
-            config = replace(config, homes[name], **{name: value})
-        else:
-            close = difflib.get_close_matches(name, [*own, *homes], n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ValueError(f"unknown setting {name}{hint}")
-    return config
 
 
 def _without_timeouts(config: ServeConfig) -> ServeConfig:

@@ -3,7 +3,8 @@
 import pytest
 
 from jcb.config import ServeConfig
-from jcb.engine.llm import LLM, override
+from jcb.config_file import override
+from jcb.engine.llm import LLM
 from jcb.types import FinishReason, RequestError, SamplingParams
 from tests.fake_model import fake_engine
 
@@ -79,7 +80,7 @@ def test_settings_by_name():
     config = override(ServeConfig(), {"max_num_seqs": 3, "page_size": 32, "dtype": "float32", "seed": 4})
     assert (config.scheduler.max_num_seqs, config.cache.page_size, config.dtype) == (3, 32, "float32")
     assert config.engine.seed == 4
-    with pytest.raises(ValueError, match="unknown setting max_num_seq; did you mean max_num_seqs"):
+    with pytest.raises(ValueError, match=r"unknown setting 'max_num_seq'; did you mean 'scheduler\.max_num_seqs'"):
         override(ServeConfig(), {"max_num_seq": 3})
     with pytest.raises(ValueError, match="page_size=3"):
         override(ServeConfig(), {"page_size": 3})
