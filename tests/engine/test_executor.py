@@ -209,3 +209,36 @@ def test_host_arrays_may_be_overwritten_after_collect_only(executor, monkeypatch
     monkeypatch.setattr(inputs, "pack", spying)
     run(core(executor), requests(3))
     assert len({array.ctypes.data for array in seen}) == len(seen) > 3
+
+
+def test_b025_turning_the_prefix_cache_on_changes_no_token(executor):
+    prompt = tuple(random.Random(25).randrange(3, VOCAB) for _ in range(100))
+    found = set()
+    for caching in (False, True):
+        engine = core(executor, caching=caching)
+        for turn in range(4):
+            request = Request(
+                request_id=f"{turn}", prompt_token_ids=prompt, params=SamplingParams(temperature=0), max_tokens=30
+            )
+            found.add(tuple(run(engine, [request])[f"{turn}"][0]))
+        assert (engine.scheduler.stats()["prefix_hit_tokens"] > 0) == caching
+    assert len(found) == 1
+
+
+def test_b079_prompt_logprobs_of_any_length_compile_nothing_and_stay_small(executor):
+    """B079: full rows of the vocabulary went to the host, and every new length compiled."""
+    rng, engine = random.Random(79), core(executor)
+    executor.guard.arm()
+    seen = []
+    collect = executor.collect
+    executor.collect = lambda handle: seen.append(handle.prompt) or collect(handle)
+    try:
+        for number in range(50):
+            prompt = tuple(rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 120)))
+            params = SamplingParams(temperature=0, prompt_logprobs=3)
+            request = Request(request_id=f"{number}", prompt_token_ids=prompt, params=params, max_tokens=1)
+            assert len(run(engine, [request])[f"{number}"][2]) == len(prompt) - 1
+    finally:
+        del executor.collect
+    assert executor.guard.count == 0
+    assert {array.shape[1] for array in seen if array is not None} == {41}, "a few numbers a token, never a row of V"

@@ -1,5 +1,7 @@
 """The forward pass against a plain numpy model, and its pieces against their definitions."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,8 +79,6 @@ def run(params, config: ModelConfig, ids: list[int], chunks: list[int], implemen
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_forward_equals_a_plain_numpy_model(tied, bias):
-    import dataclasses
-
     config = dataclasses.replace(TINY, tie_word_embeddings=tied, attention_bias=bias)
     params = init(llama.param_specs(config), jnp.float32, seed=3)
     assert ("head" in params) != tied
@@ -116,3 +116,21 @@ def test_rope_scaling_types():
     np.testing.assert_allclose(layers.rope_frequencies(128, 500_000.0, factors), scaled, rtol=1e-6)
     with pytest.raises(ValueError, match="yarn"):
         layers.rope_frequencies(8, 10_000.0, {"rope_type": "yarn", "factor": 4.0})
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "yarn", "longrope", "su"])
+def test_b159_rope_scalings_that_depend_on_the_request_are_refused(kind):
+    """B159: dynamic scaling was applied wrongly; what is not implemented must not load."""
+    with pytest.raises(ValueError, match=kind):
+        layers.rope_frequencies(64, 10_000.0, {"rope_type": kind, "factor": 2.0})
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+def test_b155_one_two_or_three_kv_heads(kv_heads):
+    """B155: 0 cache entries or a crash for multi-query attention."""
+    config = dataclasses.replace(TINY, num_heads=6, num_kv_heads=kv_heads)
+    params = init(llama.param_specs(config), jnp.float32, seed=1)
+    ids = [3, 14, 15, 9, 26]
+    np.testing.assert_allclose(
+        run(params, config, ids, [2, 3]), numpy_forward(params, config, ids), atol=2e-5, rtol=2e-5
+    )

@@ -63,6 +63,45 @@ def test_b005_something_always_moves_under_pressure(overlap):
     assert bench.stat("preemptions") > 0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_b007_a_stream_never_waits_for_arriving_prompts(overlap):
+    """Decode first: a running answer gains a token in every step, whatever is prefilled beside it."""
+    bench = Bench(num_pages=2001, max_model_len=2000, max_num_seqs=6, max_num_batched_tokens=32, overlap=overlap)
+    bench.add("stream", range(5), max_tokens=300)
+    bench.step()
+    bench.step()
+    for number in range(200):
+        if number % 10 == 0 and bench.scheduler.num_waiting < 3:
+            bench.add(f"prompt {number}", [number % 90] * 400, max_tokens=2)
+        before = len(bench.tokens["stream"])
+        bench.step()
+        assert len(bench.tokens["stream"]) == before + 1
+    bench.run()
+    bench.check()
+
+
+def test_b031_a_pool_that_is_always_full_mixes_nothing_up():
+    """1,000 prompts with shared beginnings, the pool pinned full, prefix caching on: each equals its oracle."""
+    rng = random.Random(31)
+    bench = Bench(
+        num_pages=33,
+        page_size=2,
+        max_model_len=64,
+        max_num_seqs=8,
+        max_num_batched_tokens=24,
+        max_queued=1000,
+        max_queued_tokens=10**6,
+    )
+    shared = [[rng.randrange(100) for _ in range(12)] for _ in range(4)]
+    for number in range(1000):
+        prompt = [*rng.choice(shared), *[rng.randrange(100) for _ in range(rng.randrange(1, 9))]]
+        bench.add(str(number), prompt, max_tokens=rng.randrange(1, 12))
+    bench.run(20_000)
+    bench.check()
+    assert bench.stat("preemptions") > 0
+    assert sum(end.num_cached_tokens > 0 for end in bench.ends.values()) > 100
+
+
 def test_b011_a_chunk_larger_than_the_budget_is_cut_to_it():
     bench = Bench(max_prefill_chunk=4096, max_num_batched_tokens=2048, max_model_len=4000, num_pages=1001)
     bench.add("long", [token % 7 for token in range(3_000)], max_tokens=2)

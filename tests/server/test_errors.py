@@ -7,8 +7,10 @@ import struct
 import time
 
 import pytest
+from pydantic import ValidationError
 
 from jcb.config import ServerConfig
+from jcb.server.schema import ChatBody, CompletionBody
 
 C = {"prompt": "Hello", "max_tokens": 8, "temperature": 0}
 H = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8, "temperature": 0}
@@ -33,6 +35,9 @@ async def refused(server, path, body, status=400):
 HUGE = 99999999999999999999
 BAD_COMPLETION_FIELDS = [
     ("priority", HUGE),
+    ("priority", 1),  # the policy is first come, first served
+    ("user", 7),
+    ("user", "x" * 129),
     ("seed", -9223372036854775809),
     ("seed", 2**63),
     ("seed", "7"),
@@ -190,6 +195,25 @@ async def test_b063_b117_bodies_that_are_not_what_they_should_be(server, raw):
             check_error(await response.json())
 
 
+async def test_a_body_that_is_not_packed_as_it_says(server):
+    for encoding in ("gzip", "deflate"):
+        headers = {"Content-Encoding": encoding}
+        async with server.session.post(server.url + COMPLETIONS, data=b"\x1f\x8bnot packed", headers=headers) as response:
+            assert response.status == 400
+            assert check_error(await response.json())["code"] == "invalid_encoding"
+
+
+async def test_a_million_bad_items_cost_no_more_than_one(server):
+    """The event loop serves everybody: listing every fault of a large body would hold them up for seconds."""
+    for path, field in ((COMPLETIONS, "stop_token_ids"), (COMPLETIONS, "stop"), (CHAT, "messages")):
+        values = C | H | {field: [None] * 700_000}
+        model = CompletionBody if path == COMPLETIONS else ChatBody
+        with pytest.raises(ValidationError) as caught:
+            model.model_validate(values)
+        assert caught.value.error_count() <= 2  # the text branch of `stop`, and the first item
+    assert (await refused(server, COMPLETIONS, C | {"stop": ["a", 1, 2]}))["param"] == "stop[1]"
+
+
 async def test_nesting_of_64_levels_is_read(server):
     deep = json.loads("[" * 63 + "]" * 63)
     assert (await server.complete(unknown_thing=deep))["choices"]
@@ -322,6 +346,17 @@ async def test_a_prompt_that_never_fits_is_refused_with_the_numbers(start_server
     error = await refused(server, COMPLETIONS, {"prompt": [97] * 100, "max_tokens": 1})
     assert "pages" in error["message"]
     assert "8" in error["message"]
+
+
+async def test_what_an_empty_queue_cannot_take_is_refused_for_good(start_server):
+    server = await start_server(max_num_seqs=1, max_queued=8)
+    error = await refused(server, COMPLETIONS, C | {"prompt": ["a", "b", "c"], "n": 3})
+    assert (error["param"], error["code"]) == ("n", "queue_capacity_exceeded")
+    assert "9 choices" in error["message"]
+    server = await start_server(max_num_seqs=1, max_queued_tokens=20)
+    error = await refused(server, COMPLETIONS, C | {"prompt": [[97] * 11, [97] * 10]})
+    assert (error["param"], error["code"]) == ("prompt", "queue_capacity_exceeded")
+    assert "21 prompt tokens" in error["message"]
 
 
 async def test_a_step_that_fails_ends_only_its_requests(start_server):

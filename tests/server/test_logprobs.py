@@ -95,3 +95,11 @@ async def test_return_token_ids(server):
     assert choice["prompt_token_ids"] == prompt
     assert server.engine.tokenizer.decode(choice["token_ids"]) == choice["text"]
     assert "token_ids" not in (await server.complete())["choices"][0]
+
+
+async def test_a_stream_gives_the_prompt_ids_of_each_choice_once(server):
+    body = {"prompt": "hi", "n": 2, "max_tokens": 4, "ignore_eos": True, "return_token_ids": True}
+    events = await server.events("/v1/completions", body)
+    choices = [event["choices"][0] for event in events]
+    assert [choice.get("prompt_token_ids") for choice in choices if choice["index"] == 1] == [[104, 105]] + [None] * 3
+    assert sum("prompt_token_ids" in choice for choice in choices) == 2

@@ -76,3 +76,21 @@ async def test_messages_to_callers_are_short_and_printable(server):
     assert status == 404
     assert len(answer["error"]["message"]) < 300
     assert answer["error"]["message"].isprintable()
+
+
+async def test_a_broken_head_is_logged_without_its_bytes(server, caplog):
+    heads = (
+        f"GET /{CANARY}\x01 HTTP/1.1\r\n\r\n",
+        f"GET /live HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {CANARY}\x01\r\n\r\n",
+        f"GET /live HTTP/1.1\r\nHost: x\r\n{CANARY} {CANARY}\r\n\r\n",
+    )
+    for head in heads:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.listener.port)
+        writer.write(head.encode())
+        assert b" 400 " in await reader.readline()
+        writer.close()
+    assert len(caplog.records) == len(heads)
+    for record in caplog.records:
+        text = logging.Formatter("%(name)s %(message)s").format(record)
+        assert "BadHttpMessage" in text or "InvalidHeader" in text or "InvalidURLError" in text or "BadStatusLine" in text
+        assert CANARY not in text

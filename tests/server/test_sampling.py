@@ -11,8 +11,8 @@ from jcb.types import SamplingParams
 def seen(start_server, monkeypatch):
     """Starts a server and notes the params of what it submits."""
 
-    async def start():
-        server = await start_server()
+    async def start(**options):
+        server = await start_server(**options)
         noted = []
         submit = server.async_engine.submit
 
@@ -27,7 +27,7 @@ def seen(start_server, monkeypatch):
 
 
 async def test_every_field_reaches_the_engine(seen):
-    server, noted = await seen()
+    server, noted = await seen(policy="priority")
     fields = {
         "n": 2,
         "max_tokens": 7,

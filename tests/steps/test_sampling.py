@@ -182,6 +182,15 @@ def test_penalties_equal_their_definition():
     )
 
 
+def test_the_smallest_repetition_penalty_does_not_overflow():
+    """Logits divided by it would be infinite, and a draw among infinities takes token 0."""
+    request = Request(request_id="r", prompt_token_ids=(5,), params=SamplingParams(repetition_penalty=1e-44))
+    row = ScheduledRow(Sequence(request, slot=0), 0, 0, 1, RowKind.NEW, True, (5,), (1,), 0, -1)
+    shape = inputs.StepShape(2, 2, 1, True)
+    _, packed = inputs.unpack(inputs.pack(StepPlan(1, (row,)), shape, 2), shape, jnp.zeros(2, jnp.int32), 16)
+    assert jnp.isfinite(100.0 / packed.repetition[0])
+
+
 def test_b093_prompt_and_output_are_told_apart_on_the_first_step():
     """B093: presence counts outputs only, repetition counts the prompt too, from the first step on."""
     from jcb.steps.sampling import adjust
