@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -11,7 +12,7 @@ from jcb.server import health, models, tokens
 from jcb.server.auth import auth_middleware, check_bind, read_keys
 from jcb.server.chat import chat_completions
 from jcb.server.completions import completions
-from jcb.server.errors import errors_middleware
+from jcb.server.errors import errors_middleware, without_content
 from jcb.server.fields import IGNORED, IGNORED_HEADER
 from jcb.server.metrics import REGISTRY, create_registry, metrics
 from jcb.server.params import LABEL, check_label
@@ -72,6 +73,7 @@ async def listen(app: web.Application, config: ServerConfig) -> Listener:
         app,
         handler_cancellation=True,  # or a handler that waits is never told that its client left
         access_log=None,
+        logger=_protocol_logger(),
         keepalive_timeout=KEEPALIVE_SECONDS,
         shutdown_timeout=SHUTDOWN_SECONDS,
         max_headers=100,
@@ -86,6 +88,13 @@ async def listen(app: web.Application, config: ServerConfig) -> Listener:
     port = runner.addresses[0][1]
     host = f"[{config.host}]" if ":" in config.host else config.host
     return Listener(f"http://{host}:{port}", port, runner)
+
+
+def _protocol_logger() -> logging.Logger:
+    """Where aiohttp tells of broken requests; it would quote their bytes, keys among them."""
+    logger = logging.getLogger("jcb.server.protocol")
+    logger.addFilter(without_content)
+    return logger
 
 
 async def _stop_engine(app: web.Application) -> None:

@@ -21,6 +21,8 @@ async def read_object(request: web.Request) -> dict[str, Any]:
             raw = await request.read()
     except TimeoutError:
         raise RequestError("the body did not arrive in time", status=408, code="body_timeout") from None
+    except web.RequestPayloadError:
+        raise RequestError("the body is not encoded as its headers say", code="invalid_encoding") from None
     body = decode(raw)
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")

@@ -55,7 +55,10 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
     try:
         return await handler(request)
     except RequestError as error:
-        return error_response(error)
+        response = error_response(error)
+        if request.content.exception() is not None:
+            response.force_close()  # the body broke off: where the next request begins is unknown
+        return response
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -67,6 +70,14 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
         return web.Response(status=499)
     except Exception as error:
         return error_response(internal_error(error))
+
+
+def without_content(record: logging.LogRecord) -> bool:
+    """A log filter that leaves the kind of an exception and drops its words, which may quote the request."""
+    if record.exc_info and record.exc_info[0] is not None:
+        record.msg, record.args = f"{record.getMessage()}: {record.exc_info[0].__name__}", ()
+    record.exc_info = record.exc_text = None
+    return True
 
 
 def internal_error(error: Exception) -> RequestError:
