@@ -54,6 +54,7 @@ def chat_params(body: ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
 
 def check_labels(request: web.Request, body: GenerateBody) -> None:
     """The caller's own id names the response in its headers and nothing else: engine ids are ours."""
+    check_label("user", (body.model_extra or {}).get("user"))
     label = check_label("request_id", body.request_id)
     if label is not None:
         request[LABEL] = label
@@ -73,9 +74,11 @@ def namespace(request: web.Request, body: GenerateBody) -> str:
     return f"{request[TENANT]}/{salt}"
 
 
-def check_label(name: str, value: str | None) -> str | None:
+def check_label(name: str, value: object) -> str | None:
     """`value` if it is 1 … 128 harmless characters or not given, else RequestError."""
-    if value is not None and not _LABEL.fullmatch(value):
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _LABEL.fullmatch(value):
         raise RequestError(
             f"{name} must be 1 to 128 characters of letters, digits and ._:/+=@-", param=name, code="invalid_value"
         )

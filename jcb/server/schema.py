@@ -6,15 +6,18 @@ for `jcb.server.fields`.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, model_validator
 
 from jcb.server.body import read_object
 from jcb.server.fields import check_extra
 from jcb.server.service import Service
 from jcb.types import RequestError
+
+_Ids = Annotated[list[int], FailFast()]  # the first bad item ends the check: a body may hold a million of them
+_Texts = Annotated[list[str], FailFast()]
 
 
 class Body(BaseModel):
@@ -77,13 +80,13 @@ class GenerateBody(Body):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     min_tokens: int = 0
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
+    stop: str | _Texts = []
+    stop_token_ids: _Ids = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logit_bias: dict[str, float] = {}
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: _Ids | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
     priority: int = 0
@@ -118,7 +121,7 @@ class Message(BaseModel):
 class ChatBody(GenerateBody):
     """POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], FailFast()]
     logprobs: bool = False
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -130,7 +133,7 @@ class TokenizeBody(Body):
     """POST /tokenize: `prompt` or `messages`."""
 
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], FailFast()] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -139,7 +142,7 @@ class TokenizeBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    tokens: list[int]
+    tokens: _Ids
 
 
 _INNER = {"messages": Message.model_fields, "stream_options": StreamOptions.model_fields}

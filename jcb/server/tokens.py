@@ -46,7 +46,11 @@ async def detokenize(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     served = service.require()
     body = await DetokenizeBody.read(request, service)
-    for token in body.tokens:
-        check_int("tokens", token, 0, served.info.vocab_size - 1)
-    text = served.tokenizer.decode(body.tokens, skip_special_tokens=False)
+
+    def decode() -> str:
+        for token in body.tokens:
+            check_int("tokens", token, 0, served.info.vocab_size - 1)
+        return served.tokenizer.decode(body.tokens, skip_special_tokens=False)
+
+    text = await asyncio.to_thread(decode) if len(body.tokens) > LONG_TEXT else decode()
     return web.Response(body=msgspec.json.encode({"prompt": text}), content_type="application/json")

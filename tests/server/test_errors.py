@@ -198,7 +198,9 @@ async def test_b063_b117_bodies_that_are_not_what_they_should_be(server, raw):
 async def test_a_body_that_is_not_packed_as_it_says(server):
     for encoding in ("gzip", "deflate"):
         headers = {"Content-Encoding": encoding}
-        async with server.session.post(server.url + COMPLETIONS, data=b"\x1f\x8bnot packed", headers=headers) as response:
+        async with server.session.post(
+            server.url + COMPLETIONS, data=b"\x1f\x8bnot packed", headers=headers
+        ) as response:
             assert response.status == 400
             assert check_error(await response.json())["code"] == "invalid_encoding"
 
@@ -211,7 +213,7 @@ async def test_a_million_bad_items_cost_no_more_than_one(server):
         with pytest.raises(ValidationError) as caught:
             model.model_validate(values)
         assert caught.value.error_count() <= 2  # the text branch of `stop`, and the first item
-    assert (await refused(server, COMPLETIONS, C | {"stop": ["a", 1, 2]}))["param"] == "stop[1]"
+    assert (await refused(server, COMPLETIONS, C | {"stop": ["a", 1, 2]}))["param"] == "stop"
 
 
 async def test_nesting_of_64_levels_is_read(server):
