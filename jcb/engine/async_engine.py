@@ -23,11 +23,14 @@ from jcb.engine.core import EngineCore
 from jcb.engine.output import OutputProcessor, RequestOutput
 from jcb.engine.stream import OutputStream
 from jcb.metrics import EngineMetrics
-from jcb.scheduler.policy import check_queue
+from jcb.scheduler.policy import check_can_ever_queue, check_priority, check_queue
 from jcb.text.tokenizer import Tokenizer
 from jcb.types import FinishReason, Request, RequestError, SamplingParams
 
 logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 1.0
+"""How long the engine has nothing to do before it checks its books."""
 
 
 class EngineState(enum.StrEnum):
@@ -92,7 +95,9 @@ class AsyncEngine:
         self._stopping = False
         self._draining = False
         self._busy = False
+        self._is_checked = True  # since the last request
         self._last_progress = 0.0
+        self._last_awake = 0.0  # when the process came to after it was stopped
         self._error: BaseException | None = None
 
     # -- the event loop's side ---------------------------------------------------------------------------
@@ -115,7 +120,7 @@ class AsyncEngine:
             return EngineState.LOADING
         if not self._busy and not self._inbox:
             return EngineState.IDLE
-        still = self._clock() - self._last_progress
+        still = self._clock() - max(self._last_progress, self._last_awake)
         return EngineState.STALLED if still > self._watchdog_seconds else EngineState.STEPPING
 
     @property
@@ -124,9 +129,13 @@ class AsyncEngine:
 
     async def until_broken(self, interval: float = 1.0) -> EngineState:
         """Returns when the engine is stalled or dead, and why it can only be restarted."""
-        while self.state not in (EngineState.STALLED, EngineState.DEAD):
+        while True:
+            asleep = self._clock()
             await asyncio.sleep(interval)
-        return self.state
+            if self._clock() - asleep > 2 * interval:
+                self._last_awake = self._clock()  # the whole process stood still: not the engine's fault
+            if self.state in (EngineState.STALLED, EngineState.DEAD):
+                return self.state
 
     @property
     def is_draining(self) -> bool:
@@ -225,6 +234,8 @@ class AsyncEngine:
     def _check_queue(self, requests: list[Request]) -> None:
         if self._scheduler_config is None or self.info.limits is None or not requests:
             return
+        check_priority(self._scheduler_config, requests[0].priority)
+        check_can_ever_queue(self._scheduler_config, self.info.limits, requests)
         waiting = int(self.metrics.num_requests_waiting.value) + self._num_in_inbox + len(requests) - 1
         try:
             check_queue(self._scheduler_config, self.info.limits, requests[-1], waiting, 0)
@@ -263,6 +274,9 @@ class AsyncEngine:
                     self.metrics.record_stats(self.core.scheduler.stats())
                 if self.core.has_work:
                     self._step()
+                elif not commands:
+                    self.core.scheduler.check_integrity()
+                    self._is_checked = True
                 self._busy = self.core.has_work
                 self.metrics.record_stats(self.core.scheduler.stats())
         except BaseException as error:  # the thread's last act: nobody may hang
@@ -271,12 +285,15 @@ class AsyncEngine:
     def _take_commands(self) -> list[_Add | _Abort] | None:
         with self._wake:
             while not self._inbox and not self.core.has_work and not self._stopping:
-                self._wake.wait()
+                if not self._wake.wait(None if self._is_checked else IDLE_SECONDS):
+                    break  # idle for a while: time to look whether anything was lost
             if self._stopping:
                 return None
             commands, self._inbox = self._inbox, []
             self._num_in_inbox = 0
-            self._busy = True
+            self._busy = bool(commands) or self.core.has_work
+            if self._busy:
+                self._is_checked = False
             return commands
 
     def _apply(self, command: _Add | _Abort) -> None:

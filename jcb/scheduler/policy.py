@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jcb.config import Limits, SchedulerConfig
 from jcb.scheduler.record import Order, Record
 from jcb.types import FinishReason, Request, RequestError
@@ -54,10 +56,32 @@ def check_can_ever_fit(request: Request, limits: Limits) -> None:
         )
 
 
+def check_priority(config: SchedulerConfig, priority: int) -> None:
+    """RequestError 400 for a priority that would change nothing."""
+    if priority and config.policy != "priority":
+        raise RequestError(
+            f"priority={priority} has no effect here: this server's scheduler.policy is {config.policy!r}",
+            param="priority",
+            code="unsupported_field",
+        )
+
+
+def check_can_ever_queue(config: SchedulerConfig, limits: Limits, requests: Sequence[Request]) -> None:
+    """RequestError 400, with the numbers, for requests that even an empty queue could not take together."""
+    count, tokens = len(requests), sum(len(request.prompt_token_ids) for request in requests)
+    most, most_tokens = _queue_size(config, limits)
+    if count > most or (count > 1 and tokens > most_tokens):
+        raise RequestError(
+            f"{count:,} choices with {tokens:,} prompt tokens are asked for at once, the queue holds {most:,} with "
+            f"{most_tokens:,}: send fewer prompts, or a smaller n",
+            param="n" if requests[0].params.n > 1 else "prompt",
+            code="queue_capacity_exceeded",
+        )
+
+
 def check_queue(config: SchedulerConfig, limits: Limits, request: Request, waiting: int, tokens: int) -> None:
     """RequestError 429 when `waiting` requests with `tokens` prompt tokens leave no room for one more."""
-    most = config.max_queued or max(4 * config.max_num_seqs, 64)
-    most_tokens = config.max_queued_tokens or 8 * limits.usable_pages * limits.page_size
+    most, most_tokens = _queue_size(config, limits)
     if waiting < most and (waiting == 0 or tokens + len(request.prompt_token_ids) <= most_tokens):
         return
     raise RequestError(
@@ -65,6 +89,14 @@ def check_queue(config: SchedulerConfig, limits: Limits, request: Request, waiti
         status=429,
         code="queue_full",
         retry_after=RETRY_AFTER_SECONDS,
+    )
+
+
+def _queue_size(config: SchedulerConfig, limits: Limits) -> tuple[int, int]:
+    """Most requests that may wait, and most prompt tokens of theirs."""
+    return (
+        config.max_queued or max(4 * config.max_num_seqs, 64),
+        config.max_queued_tokens or 8 * limits.usable_pages * limits.page_size,
     )
 
 

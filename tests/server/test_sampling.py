@@ -155,10 +155,12 @@ async def test_all_or_none_of_a_batch_is_admitted(start_server):
     server.executor.step_seconds = 0.01
     running = asyncio.create_task(server.complete(max_tokens=30, ignore_eos=True))
     await asyncio.sleep(0.1)
-    status, answer = await server.post("/v1/completions", {"prompt": ["a", "b", "c", "d"]})
+    behind = asyncio.create_task(server.complete(max_tokens=1))
+    await asyncio.sleep(0.05)
+    status, answer = await server.post("/v1/completions", {"prompt": ["a", "b", "c"]})
     assert (status, answer["error"]["code"]) == (429, "queue_full")
-    assert server.engine.core.scheduler.num_waiting == 0
-    await running
+    assert server.engine.core.scheduler.num_waiting == 1
+    await asyncio.gather(running, behind)
     await server.settle()
 
 
