@@ -56,6 +56,7 @@ class CompletionShape:
         self._prompts = prompts
         self._prompt_ids = prompt_ids
         self._builders: dict[int, CompletionLogprobs] = {}
+        self._begun: set[int] = set()  # choices that have a chunk
 
     def opening(self) -> list[dict[str, Any]]:
         return []
@@ -63,7 +64,8 @@ class CompletionShape:
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
         index = output.index
         chunks = []
-        is_first = index not in self._builders
+        is_first = index not in self._begun
+        self._begun.add(index)
         if is_first and self._body.echo:
             pieces = self._prompt_piece(index, list(output.prompt_logprobs))
             chunks.append(self._fields(index, self._prompt_text(index), pieces, (), None, None))
