@@ -105,6 +105,9 @@ def validate(params: SamplingParams, model: ModelInfo) -> SamplingParams:
     _check_logit_bias(params, vocab_size)
     if params.allowed_token_ids is not None:
         _check_ids("allowed_token_ids", params.allowed_token_ids, vocab_size, vocab_size, least=1)
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
+        if params.min_tokens and ends.issuperset(params.allowed_token_ids):
+            raise _invalid("allowed_token_ids", "must hold an id that does not end the answer where min_tokens is set")
     return dataclasses.replace(
         params,
         top_k=0 if params.top_k == -1 or params.top_k >= vocab_size else params.top_k,

@@ -24,6 +24,7 @@ ROW_FIELDS = (
 )  # fmt: skip
 _FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
 _WIDTH = len(ROW_FIELDS)
+_LEAST_REPETITION = 1e-6  # smaller ones rank no token differently, but logits over them overflow
 
 SAMPLES, USES_BIAS, USES_PENALTIES, SUPPRESSES_STOP, WANTS_PROMPT_LOGPROBS = (1 << bit for bit in range(5))
 
@@ -141,7 +142,7 @@ def _record(row: ScheduledRow) -> np.ndarray:
             params.min_p,
             params.presence_penalty,
             params.frequency_penalty,
-            params.repetition_penalty,
+            max(params.repetition_penalty, _LEAST_REPETITION),
         ),
         np.float32,
     ).view(np.int32)

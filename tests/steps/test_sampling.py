@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jcb.steps import slot
+from jcb.steps import inputs, slot
 from jcb.steps.inputs import ROW_FIELDS, SAMPLES, SUPPRESSES_STOP, USES_BIAS, USES_PENALTIES, Rows
 from jcb.steps.sampling import sample
 from jcb.steps.state import init_state
-from jcb.types import Request, SamplingParams, Sequence
+from jcb.types import Request, RowKind, SamplingParams, ScheduledRow, Sequence, StepPlan
 from pallas_kernels.layout import KVLayout
 
 V = 300
