@@ -7,6 +7,7 @@ Bad values are a ValueError that names the value and the fix.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,6 +159,10 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port={self.port} must be 0 (any free one) to 65535")
+        if not 0 <= self.drain_seconds < math.inf:
+            raise ValueError(f"drain_seconds={self.drain_seconds} must be a number of seconds, 0 or more")
+        if not 0 < self.max_body_bytes <= 64 << 20:
+            raise ValueError(f"max_body_bytes={self.max_body_bytes} must be 1 to {64 << 20:,}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,11 @@ def test_a_file_changes_only_what_it_names(tmp_path):
         ("[cache]\nmemory_gib = nan", "cache.memory_gib=nan must be a number"),
         ("[cache]\npage_size = 24", "page_size=24 must be a power of two"),
         ("cache = 3", "cache=3 must be a section"),
+        ("[server]\nmax_body_bytes = -1", "max_body_bytes=-1 must be 1 to 67,108,864"),
+        ("[server]\nmax_body_bytes = 0", "max_body_bytes=0 must be"),
+        ("[server]\nmax_body_bytes = 99999999999", "max_body_bytes=99999999999 must be"),
+        ("[server]\ndrain_seconds = inf", "drain_seconds=inf must be"),
+        ("[server]\ndrain_seconds = -1.0", "drain_seconds=-1.0 must be"),
         ("[cache", "is not TOML"),
     ],
 )

@@ -17,10 +17,14 @@ TENANT = web.RequestKey("tenant", str)
 
 
 def read_keys(path: str) -> tuple[bytes, ...]:
-    """One key a line, blank lines and # comments aside; ValueError when there is none."""
+    """One key a line, blank lines and # comments aside; ValueError when there is none or no such file."""
     if not path:
         return ()
-    lines = (line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines())
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"api_key_file={path!r} cannot be read as text: {type(error).__name__}") from None
+    lines = (line.strip() for line in text.splitlines())
     keys = tuple(line.encode() for line in lines if line and not line.startswith("#"))
     if not keys:
         raise ValueError(f"api_key_file={path!r} holds no key: write one a line, or leave the option out")

@@ -75,6 +75,10 @@ def test_a_key_file_without_keys_is_refused(tmp_path):
     path.write_text("# nothing\n\n")
     with pytest.raises(ValueError, match="holds no key"):
         read_keys(str(path))
+    path.write_bytes(b"\xff\xfe")
+    for bad in (path, tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ValueError, match="api_key_file=.*cannot be read"):
+            read_keys(str(bad))
 
 
 def test_a_public_bind_without_a_key_is_refused(key_file):
