@@ -18,7 +18,13 @@ def use_compile_cache(setting: str) -> str:
     if not setting:
         return ""
     folder = cache_folder() / "xla" if setting == "auto" else Path(setting).expanduser()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ValueError(
+            f"compile cache {str(folder)!r} cannot be made ({error.strerror}); choose another with "
+            "--set engine.compile_cache=FOLDER, or do without by leaving the value empty"
+        ) from None
     if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
         raise ValueError(
             f"compile cache {str(folder)!r} must belong to this user with mode 0700, since its content is executed; "
