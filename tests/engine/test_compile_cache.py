@@ -11,7 +11,7 @@ def test_off_is_no_folder():
 
 def test_a_folder_that_cannot_be_made_is_a_refusal_with_advice(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot be made .*--set engine.compile_cache=FOLDER"):
+    with pytest.raises(ValueError, match=r"cannot be made .*--set engine.compile_cache=FOLDER"):
         use_compile_cache(str(tmp_path / "file" / "xla"))
 
 

@@ -77,7 +77,7 @@ def test_a_key_file_without_keys_is_refused(tmp_path):
         read_keys(str(path))
     path.write_bytes(b"\xff\xfe")
     for bad in (path, tmp_path / "nowhere", tmp_path):
-        with pytest.raises(ValueError, match="api_key_file=.*cannot be read"):
+        with pytest.raises(ValueError, match=r"api_key_file=.*cannot be read"):
             read_keys(str(bad))
 
 
