@@ -95,6 +95,7 @@ class AsyncEngine:
         self._stopping = False
         self._draining = False
         self._busy = False
+        self._taken: list[_Add | _Abort] = []  # out of the inbox and not carried out yet
         self._is_checked = True  # since the last request
         self._last_progress = 0.0
         self._last_awake = 0.0  # when the process came to after it was stopped
@@ -268,8 +269,10 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while (commands := self._take_commands()) is not None:
-                for command in commands:
-                    self._apply(command)
+                self._taken = commands.copy()
+                while self._taken:
+                    self._apply(self._taken[0])
+                    del self._taken[0]
                 if commands:
                     self.metrics.record_stats(self.core.scheduler.stats())
                 if self.core.has_work:
@@ -365,7 +368,7 @@ class AsyncEngine:
         logger.error("the engine loop ended with %s\n%s", type(error).__name__, trace)
         with self._wake:
             self._error = error
-            commands, self._inbox = self._inbox, []
+            commands, self._inbox = self._taken + self._inbox, []
         lost = _engine_lost()
         for command in commands:
             if isinstance(command, _Add):

@@ -90,6 +90,19 @@ async def test_the_threads_last_words(engine):
     assert caught.value.status == 503
 
 
+async def test_submissions_taken_together_all_hear_of_a_broken_loop(engine):
+    """The loop dies while it admits the first of several: none of them may wait for ever."""
+
+    def broken(request):
+        raise KeyError("a fault in the scheduler")
+
+    engine.core.add = broken
+    tasks = [asyncio.ensure_future(engine.submit([[1]], SamplingParams())) for _ in range(3)]
+    async with asyncio.timeout(2):
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [error.status for error in found] == [503, 503, 503]
+
+
 async def test_before_start_nothing_is_admitted():
     parts = fake_engine()
     engine = AsyncEngine(parts.core, parts.tokenizer, parts.info)
