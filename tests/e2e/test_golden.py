@@ -1,6 +1,7 @@
 """The default model against an independent implementation, in float32, however the work is cut and mixed.
 
-`make golden` adds the longest prompts in every mode; `make test` runs those in one mode and leaves them out elsewhere.
+`make golden` runs every prompt in every mode; `make test` leaves the longest ones to the mode with all in one batch.
+JCB_GOLDEN=full is the former, JCB_GOLDEN=long its difference to the latter: only the longest prompts.
 """
 
 import json
@@ -15,16 +16,20 @@ from tests.e2e.real_model import Engine, executor, logprob_array, request
 pytestmark = [pytest.mark.golden, pytest.mark.timeout(3000)]
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "smollm2_greedy.json").read_text())["cases"]
-FULL = os.environ.get("JCB_GOLDEN") == "full"
-LONGEST = 10_000 if FULL else 100
+WHICH = os.environ.get("JCB_GOLDEN", "")
+FULL = WHICH in ("full", "long")
+LONG_PROMPT = 100  # tokens
 TOLERANCE = 2e-3  # nats, float32 against float32
 MARGIN = 1e-3  # below it two implementations may pick different tokens
 
 assert all(case["min_margin"] > MARGIN for case in CASES), "ids must then be equal everywhere"
 
 
-def cases(longest: int = LONGEST) -> dict[str, dict]:
-    return {f"{i}-{case['kind']}": case for i, case in enumerate(CASES) if len(case["prompt_ids"]) <= longest}
+def cases(which: str = WHICH) -> dict[str, dict]:
+    named = {f"{i}-{case['kind']}": case for i, case in enumerate(CASES)}
+    if which == "full":
+        return named
+    return {name: case for name, case in named.items() if (len(case["prompt_ids"]) > LONG_PROMPT) == (which == "long")}
 
 
 def ask(name: str, case: dict, **params):
@@ -59,7 +64,7 @@ def test_alone(record_property):
 
 
 def test_all_together_long_prompts_too(record_property):
-    run_together(cases(10_000), Engine(executor()), record_property)
+    run_together(cases("full"), Engine(executor()), record_property)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
