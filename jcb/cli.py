@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
+from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from jcb import __version__, config_file
 from jcb.config import Dtype, SchedulingPolicy, ServeConfig
@@ -55,7 +55,9 @@ class EngineOptions:
     kv_cache_memory: Annotated[
         str | None, _setting("memory_gib", "memory for the KV cache: GiB, or like 512M", "planned", metavar="SIZE")
     ] = None
-    seed: Annotated[int | None, _setting("seed", "makes requests without a seed repeatable", metavar="INT")] = None
+    seed: Annotated[int | None, _setting("seed", "makes requests without a seed repeatable", "none", metavar="INT")] = (
+        None
+    )
     no_enable_prefix_caching: Annotated[
         bool, FlagCreatePairsOff, arg(help="never reuse the pages of equal prefixes", help_behavior_hint="")
     ] = False
@@ -142,7 +144,9 @@ class Serve(EngineOptions):
 class Generate(SamplingOptions, EngineOptions):
     """Continue texts, without a server."""
 
-    prompts: Annotated[Positional[tuple[str, ...]], arg(help="texts to continue", metavar="PROMPT...")]
+    prompts: Annotated[
+        Positional[tuple[str, ...]], arg(help="texts to continue", metavar="PROMPT...", help_behavior_hint="")
+    ]
 
     def run(self) -> int:
         """Prints what the model writes after each prompt."""
@@ -211,13 +215,15 @@ def main(args: Sequence[str] | None = None) -> int:
     if args in (["--version"], ["version"]):
         print(f"jcb {__version__}")
         return 0
-    command = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="jcb", description=_DESCRIPTION, args=args)
+    command = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS, prog="jcb", description=_DESCRIPTION, args=args, config=(DisallowNone,)
+    )
     return report_errors(command.run)
 
 
 def serve_main(args: Sequence[str] | None = None) -> int:
     """`python serve.py` with the flags of `jcb serve`."""
-    return report_errors(tyro.cli(Serve, prog="serve.py", args=args).run)
+    return report_errors(tyro.cli(Serve, prog="serve.py", args=args, config=(DisallowNone,)).run)
 
 
 def report_errors(run: Callable[[], int]) -> int:

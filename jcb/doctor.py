@@ -66,10 +66,11 @@ def devices(problems: list[str]) -> Iterator[Row]:
     except Exception as error:  # any broken plugin or driver: the report goes on
         problems.append(f"JAX cannot start: {error}")
         return
+    pip = f"{sys.executable} -m pip"
     if backend == "cpu" and shutil.which("nvidia-smi"):
-        problems.append('JAX sees only the CPU, but there is an NVIDIA driver: pip install "jcb[gpu]"')
+        problems.append(f'JAX sees only the CPU, but there is an NVIDIA driver: {pip} install "jcb[gpu]"')
     if backend == "cpu" and Path("/dev/accel0").exists():
-        problems.append('JAX sees only the CPU, but there is a TPU: pip install "jcb[tpu]"')
+        problems.append(f'JAX sees only the CPU, but there is a TPU: {pip} install "jcb[tpu]"')
 
 
 def kernels(problems: list[str]) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 MAX_LOGPROBS = 20
-"""Most alternatives a row may ask for, per token (`limits.md`: top logprobs)."""
+"""Most alternatives a request may ask for, per token."""
 
 MAX_STOP_TOKEN_IDS = 64
 """Most `stop_token_ids` a request may name; end-of-sequence ids of the model come on top."""
@@ -61,7 +61,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is chosen and when to stop. Validated once, by `jcb.sampling_params.validate`.
+    """How the next token is chosen and when to stop. Validated once, by `jcb.engine.admission.validate`.
 
     temperature: 0 (or below 1e-4) is greedy. top_k: 0 or -1 is off. seed: None draws fresh entropy.
     logprobs / prompt_logprobs: None is off, else the number of alternatives (0 = the chosen token only).

@@ -17,7 +17,7 @@ def load_json_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
         with path.open("rb") as file:
             raw = file.read(limit + 1)
     except OSError as error:
-        raise ModelLoadError(path.name, f"cannot be read: {error.strerror}") from error
+        raise ModelLoadError(path.name, f"cannot be read in {str(path.parent)!r}: {error.strerror}") from error
     if len(raw) > limit:
         raise ModelLoadError(path.name, f"it is over the limit of {limit} bytes")
     return parse_json_object(raw, path.name)

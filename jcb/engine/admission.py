@@ -1,7 +1,7 @@
 """What a caller asks for, checked once and turned into engine requests.
 
 Everything behind this module may trust its numbers: finite, in range, token ids inside the vocabulary.
-The table of ranges is `limits.md`; a RequestError names the field at fault.
+A RequestError names the field at fault.
 """
 
 from __future__ import annotations

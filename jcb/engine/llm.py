@@ -58,7 +58,8 @@ class LLM:
     """A loaded model that answers in batches.
 
     model: "default", a GGUF file, or a Hugging Face folder. `overrides` are config fields by name, whatever
-    section they are in (max_model_len, max_num_seqs, dtype, page_size, seed, …). `config` replaces both.
+    section they are in (max_model_len, max_num_seqs, dtype, page_size, seed, …). `config` replaces `model`, and the
+    overrides change it. progress(stage, done, total) is called while the model loads and compiles.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from aiohttp import web
 from jcb.engine.admission import check_int
 from jcb.server.auth import TENANT
 from jcb.server.schema import ChatBody, CompletionBody, GenerateBody
-from jcb.types import RequestError, SamplingParams
+from jcb.types import MAX_LOGPROBS, RequestError, SamplingParams
 
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields whose default a model's own generation settings may change."""
@@ -121,4 +121,4 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
 
 
 def _check_count(name: str, value: int) -> None:
-    check_int(name, value, 0, 20)
+    check_int(name, value, 0, MAX_LOGPROBS)
