@@ -220,10 +220,6 @@ class ScheduledRow:
         return self.start + self.q_len
 
     @property
-    def is_decode(self) -> bool:
-        return self.q_len == 1
-
-    @property
     def wants_prompt_logprobs(self) -> bool:
         """True when the row computes prompt positions whose successors' log-probabilities were asked for."""
         request = self.sequence.request

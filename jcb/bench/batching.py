@@ -151,13 +151,14 @@ def main(arguments: list[str] | None = None) -> int:
         "concurrency 32 over 1": ratios(cells, "concurrency 32", "concurrency 1"),
     }
     print(*(show(name, values) for name, values in found.items()), f"compiles after ready: {compiles:.0f}", sep="\n")
+    rows = [{**asdict(cell), "rate": cell.rate} for cell in cells]
     if options.output:
-        data = {"ratios": found, "cells": [{**asdict(c), "rate": c.rate} for c in cells]}
+        data = {"ratios": found, "cells": rows}
         options.output.write_text(json.dumps(data, indent=1) + "\n")
     if options.picture:
         from jcb.bench.batching_picture import draw
 
-        draw([{**asdict(c), "rate": c.rate} for c in cells], options.picture)
+        draw(rows, options.picture)
     return 0
 
 
