@@ -1,13 +1,16 @@
 """Which implementation of an op runs where.
 
 A backend module has a function named like its op; it refuses what it does not serve by raising
-NotImplementedError("why"). "auto" tries the backend of the platform, then XLA, and keeps the reasons.
+NotImplementedError("why"). "auto" tries the backend of the cache's platform, then XLA, and says once why one was
+passed over.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +19,8 @@ import jax
 
 OPS = ("paged_attention", "kv_write")
 IMPLEMENTATIONS = ("reference", "xla", "cpu", "gpu", "tpu")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,23 @@ class Choice:
 
 def _module_name(op: str, implementation: str) -> str:
     return f"pallas_kernels.{op}.{implementation}"
+
+
+def call(op: str, implementation: str, platform: str, *args: Any, **options: Any) -> Any:
+    """Run `op`; "auto" goes on to the next implementation when one refuses these shapes.
+
+    implementation: "auto" or one of IMPLEMENTATIONS. platform: "cpu", "gpu" or "tpu", where the program will run.
+    Raises ValueError for an unknown name and NotImplementedError("why") when the one asked for refuses.
+    """
+    if implementation != "auto":
+        return find(op, implementation, platform)(*args, **options)
+    for choice in explain(op, platform):
+        if choice.available:
+            try:
+                return _load(choice)(*args, **options)
+            except NotImplementedError as refusal:
+                _say_refused(op, choice.implementation, str(refusal))
+    raise NotImplementedError(f"{op}: no implementation serves these shapes")
 
 
 def find(op: str, implementation: str, platform: str | None = None) -> Callable[..., Any]:
@@ -60,7 +82,7 @@ def explain(op: str, platform: str | None = None) -> list[Choice]:
 
 def _choice(op: str, implementation: str, platform: str) -> Choice:
     if importlib.util.find_spec(_module_name(op, implementation)) is None:
-        return Choice(op, implementation, False, f"jcb has no {implementation} backend for {op} yet")
+        return Choice(op, implementation, False, f"jcb has no {implementation} backend for {op}")
     if implementation in ("cpu", "gpu", "tpu") and implementation != platform:
         return Choice(op, implementation, False, f"the device is a {platform}")
     return Choice(op, implementation, True, "runs on every platform" if implementation in ("xla", "reference") else "")
@@ -68,3 +90,9 @@ def _choice(op: str, implementation: str, platform: str) -> Choice:
 
 def _load(choice: Choice) -> Callable[..., Any]:
     return getattr(importlib.import_module(_module_name(choice.op, choice.implementation)), choice.op)
+
+
+@functools.cache
+def _say_refused(op: str, implementation: str, reason: str) -> None:
+    """One line for each reason, however many programs meet it."""
+    _log.warning("%s: the %s kernel is not used: %s", op, implementation, reason)

@@ -50,7 +50,7 @@ def auto_dtype() -> str:
 
 def layout_of(config: ServeConfig, model: ModelConfig) -> KVLayout:
     """What a page looks like for a resolved config."""
-    return KVLayout(config.dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
+    return KVLayout(jax.default_backend(), config.dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
 
 
 def limits_of(config: ServeConfig, model: ModelConfig) -> Limits:

@@ -6,6 +6,7 @@ Layers are scanned with the KV cache in the carry, so it is written in place; we
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import flax.struct
@@ -26,8 +27,6 @@ class Batch:
 
     token_ids: jax.Array  # i32[T]
     positions: jax.Array  # i32[T] place in its sequence
-    page_ids: jax.Array  # i32[T] page its K and V go to; 0 for padding
-    offsets: jax.Array  # i32[T] place inside that page
     page_table: jax.Array  # i32[B, pages_per_seq]
     kv_lens: jax.Array  # i32[B] tokens in pages, the new ones included
     cu_q_lens: jax.Array  # i32[B + 1] where each row's tokens start
@@ -78,27 +77,17 @@ def forward(
     frequencies = layers.rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     table = layers.rope_table(batch.positions, frequencies)
     eps = config.rms_norm_eps
+    where = (batch.page_table, batch.kv_lens, batch.cu_q_lens, batch.num_seqs)
+    write = partial(kv_write, layout=layout, max_q_len=max_q_len, implementation=implementation)
+    attend = partial(paged_attention, layout=layout, max_q_len=max_q_len, implementation=implementation)
 
     def layer(carry: tuple[jax.Array, jax.Array], xs: tuple[Any, jax.Array]) -> tuple[Any, None]:
         hidden, kv_pages = carry
         weights, index = xs
         q, k, v = _project(weights, layers.rms_norm(hidden, weights["attention_norm"], eps), config)
         q, k = layers.rope(q, table), layers.rope(k, table)
-        kv_pages = kv_write(
-            kv_pages, index, k, v, batch.page_ids, batch.offsets, layout=layout, implementation=implementation
-        )
-        attended = paged_attention(
-            q,
-            kv_pages,
-            index,
-            batch.page_table,
-            batch.kv_lens,
-            batch.cu_q_lens,
-            batch.num_seqs,
-            layout=layout,
-            max_q_len=max_q_len,
-            implementation=implementation,
-        )
+        kv_pages = write(kv_pages, index, k, v, *where)
+        attended = attend(q, kv_pages, index, *where)
         hidden = hidden + _merge(weights, attended, config)
         normed = layers.rms_norm(hidden, weights["mlp_norm"], eps)
         return (hidden + layers.swiglu(normed, weights["w_gate_up"], weights["w_down"]), kv_pages), None

@@ -152,7 +152,7 @@ def _record(row: ScheduledRow) -> np.ndarray:
 _FLOAT_INDEX = [ROW_FIELDS.index(name) for name in _FLOATS]
 
 
-def unpack(packed: jax.Array, shape: StepShape, last_token: jax.Array, page_size: int) -> tuple[Batch, Rows]:
+def unpack(packed: jax.Array, shape: StepShape, last_token: jax.Array) -> tuple[Batch, Rows]:
     """The traced half of `pack`: what the model reads, and what sampling reads. Source of -1 ids: `last_token`."""
     records, table, tokens = _views(packed, shape)
     num_seqs = packed[0]
@@ -173,8 +173,6 @@ def unpack(packed: jax.Array, shape: StepShape, last_token: jax.Array, page_size
     batch = Batch(
         token_ids=jnp.where(tokens < 0, device_ids, tokens),
         positions=positions,
-        page_ids=jnp.where(live, table[row, positions // page_size], 0),
-        offsets=positions % page_size,
         page_table=table,
         kv_lens=rows.kv_len,
         cu_q_lens=starts,

@@ -39,7 +39,7 @@ def decode_step(
 
     Returns the state and the outputs i32[R, outputs.WIDTH].
     """
-    batch, rows = unpack(packed, shape, state.last_token, statics.layout.page_size)
+    batch, rows = unpack(packed, shape, state.last_token)
     hidden, state = _forward(statics, params, batch, state, max_q_len=1)
     return _finish(params, hidden, rows, state)
 
@@ -52,7 +52,7 @@ def prefill_step(
     Returns the state, the outputs i32[R, outputs.WIDTH], and prompt log-probabilities
     i32[T, outputs.PROMPT_WIDTH], zeros where no row asks for them.
     """
-    batch, rows = unpack(packed, shape, state.last_token, statics.layout.page_size)
+    batch, rows = unpack(packed, shape, state.last_token)
     hidden, state = _forward(statics, params, batch, state, max_q_len=None)
     last = jnp.clip(batch.cu_q_lens[1:] - 1, 0, shape.num_tokens - 1)
     state, packed_outputs = _finish(params, hidden[last], rows, state)

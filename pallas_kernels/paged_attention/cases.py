@@ -27,12 +27,18 @@ class Case:
     padding_tokens: int = 0
     sliding_window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
     num_layers: int = 2
     layer: int = 1
+    kv_dtype: str = ""
+
+    def layout(self, platform: str) -> KVLayout:
+        return KVLayout(platform, self.kv_dtype or self.dtype, self.kv_heads, self.head_dim, self.page_size)
 
     @property
-    def layout(self) -> KVLayout:
-        return KVLayout(self.dtype, self.kv_heads, self.head_dim, self.page_size)
+    def max_q_len(self) -> int | None:
+        """What the engine would promise of this batch."""
+        return 1 if self.is_decode else None
 
     @property
     def is_decode(self) -> bool:
@@ -52,22 +58,45 @@ class Arrays(NamedTuple):
     num_seqs: jax.Array
 
 
-def make(case: Case, seed: int = 0, *, poison: bool = True) -> Arrays:
-    """Random arrays for `case`; pages sit in random order, and what no query may read holds NaN if `poison`."""
+class Options(NamedTuple):
+    """Arrays that only some cases have."""
+
+    sinks: jax.Array | None  # f32[N]
+    kv_scales: jax.Array | None  # f32[2, K]
+
+
+def make_options(case: Case, seed: int = 0) -> Options:
+    """Random sinks and scales where `case` has them."""
+    rng = np.random.default_rng(seed)
+    sinks = jnp.asarray(rng.standard_normal(case.num_heads), jnp.float32)
+    scales = jnp.asarray(rng.uniform(0.02, 0.04, (2, case.kv_heads)), jnp.float32)
+    return Options(sinks if case.sinks else None, scales if case.layout("cpu").is_quantised else None)
+
+
+def make(case: Case, platform: str, seed: int = 0, *, poison: bool = True) -> Arrays:
+    """Random arrays for `case`; pages sit in random order, and what no query may read holds NaN if `poison`.
+
+    Integers have no NaN: there it holds the largest number.
+    """
+    layout = case.layout(platform)
+    bad = 127 if layout.dtype == "int8" else np.nan
+    stored = 40.0 if layout.is_quantised else 1.0
     rng = np.random.default_rng(seed)
     size, rows = case.page_size, len(case.rows) + case.padding_rows
     counts = [-(-kv_len // size) for _, kv_len in case.rows]
     width = max(counts, default=1) + 3  # wider than needed, as page tables are
     total = sum(counts) + 4
-    pages = np.full((case.num_layers, total, *case.layout.page_shape), np.nan if poison else 0.0, np.float32)
+    pages = np.full(layout.array_shape(case.num_layers, total), bad if poison else 0.0, np.float32)
     free = rng.permutation(np.arange(1, total))
     table = np.zeros((rows, width), np.int32)
     for row, (count, (_, kv_len)) in enumerate(zip(counts, case.rows, strict=True)):
         ids, free = free[:count], free[count:]
         table[row, :count] = ids
+        k, v = jnp.asarray(rng.standard_normal((2, kv_len, case.kv_heads, case.head_dim)) * stored, jnp.float32)
+        packed = np.moveaxis(np.asarray(layout.pack(k, v)), 0, 1)  # [planes, kv_len, width]
         for index, page in enumerate(ids):
-            live = min(size, kv_len - index * size)
-            pages[case.layer, page, :, :live] = rng.standard_normal((2 * case.kv_heads, live, case.head_dim))
+            live = packed[:, index * size : (index + 1) * size]
+            pages[case.layer, page, :, : live.shape[1]] = live
     q_lens = [q_len for q_len, _ in case.rows] + [0] * case.padding_rows
     cu_q_lens = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
     kv_lens = np.array([kv_len for _, kv_len in case.rows] + [0] * case.padding_rows, np.int32)
@@ -75,7 +104,7 @@ def make(case: Case, seed: int = 0, *, poison: bool = True) -> Arrays:
     q = rng.standard_normal((tokens, case.num_heads, case.head_dim))
     return Arrays(
         jnp.asarray(q, case.dtype),
-        jnp.asarray(pages, case.dtype),
+        jnp.asarray(pages, layout.dtype),
         jnp.int32(case.layer),
         jnp.asarray(table),
         jnp.asarray(kv_lens),
@@ -98,6 +127,19 @@ CASES: tuple[Case, ...] = (
     Case("decode_soft_cap", _decode(3, 90, 260), soft_cap=20.0),
     Case("decode_mha_128", _decode(12, 140), num_heads=4, kv_heads=4, head_dim=128),
     Case("decode_mqa_256", _decode(12, 140, 20), num_heads=8, kv_heads=1, head_dim=256),
+    Case("decode_sinks", _decode(12, 140, 20), sinks=True),
+    Case("decode_int8", _decode(12, 140, 20), page_size=32, kv_dtype="int8"),
+    Case("decode_fp8_bf16", _decode(12, 140, 20), page_size=32, dtype="bfloat16", kv_dtype="float8_e4m3fn"),
+    Case("decode_page_128", _decode(1, 128, 129, 300), page_size=128, dtype="bfloat16"),
+    Case(
+        "decode_gqa4_128",
+        _decode(1, 64, 129, 300),
+        num_heads=32,
+        kv_heads=8,
+        head_dim=128,
+        page_size=64,
+        dtype="bfloat16",
+    ),
     Case("decode_empty", (), padding_rows=8, padding_tokens=8),
     Case("prefill_one", ((100, 100),), padding_rows=1, padding_tokens=28),
     Case("prefill_chunk", ((64, 300), (7, 7), (65, 600)), padding_rows=5, padding_tokens=120),
@@ -107,5 +149,10 @@ CASES: tuple[Case, ...] = (
     Case("mixed_page_1", (*_decode(5, 70), (17, 40)), page_size=1, padding_rows=5, padding_tokens=13),
     Case("mixed_page_64", (*_decode(5, 70), (130, 200)), page_size=64, padding_rows=5, padding_tokens=124),
     Case("mixed_soft_cap", (*_decode(5, 70), (17, 40)), soft_cap=10.0, padding_rows=5, padding_tokens=13),
+    Case("mixed_sinks_window", (*_decode(5, 70), (40, 90)), sinks=True, sliding_window=33, padding_tokens=6),
+    Case("mixed_int8", (*_decode(5, 70), (40, 90)), page_size=32, kv_dtype="int8", padding_tokens=6),
+    Case("mixed_fp8", (*_decode(5, 70), (40, 90)), page_size=32, kv_dtype="float8_e4m3fn", padding_tokens=6),
+    Case("mixed_page_128", (*_decode(5, 200), (130, 200), (40, 300)), page_size=128, dtype="bfloat16", padding_rows=2),
+    Case("mixed_mqa_256", (*_decode(9), (20, 70)), num_heads=4, kv_heads=1, head_dim=256, padding_tokens=11),
     Case("mixed_gqa8_128", (*_decode(9), (20, 70)), num_heads=16, kv_heads=2, head_dim=128, padding_tokens=11),
 )

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.layout import KVLayout
+from pallas_kernels.quantise import fold_key_scale, fold_value_scale
 
 DECODE_ROWS = 8
 DECODE_BLOCK = 128
@@ -61,28 +62,45 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    kv_scales: jax.Array | None = None,
     max_q_len: int | None = None,
 ) -> jax.Array:
     """See `pallas_kernels.paged_attention`."""
+    q = fold_key_scale(q, kv_scales)
     rows = page_table.shape[0]
     q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
     live = jnp.arange(rows, dtype=jnp.int32) < num_seqs
-    rule = _Rule(layout, scale, sliding_window, soft_cap)
+    rule = _Rule(layout, scale, sliding_window, soft_cap, sinks)
     decoding = live & (q_lens == 1)
     out = _decode(rule, q, kv_pages, layer, page_table, jnp.where(decoding, kv_lens, 0), cu_q_lens[:-1])
-    if max_q_len == 1:
-        return out
-    chunk_lens = jnp.where(live & (q_lens > 1), q_lens, 0)
-    return _prefill(rule, q, kv_pages, layer, page_table, kv_lens, cu_q_lens[:-1], chunk_lens, out)
+    if max_q_len != 1:
+        chunk_lens = jnp.where(live & (q_lens > 1), q_lens, 0)
+        out = _prefill(rule, q, kv_pages, layer, page_table, kv_lens, cu_q_lens[:-1], chunk_lens, out)
+    return fold_value_scale(out, kv_scales)
 
 
 class _Rule(NamedTuple):
-    """The static part of a call."""
+    """What holds for the whole call."""
 
     layout: KVLayout
     scale: float
     sliding_window: int | None
     soft_cap: float | None
+    sinks: jax.Array | None
+
+    def softmax(self, leading: tuple[int, ...], num_heads: int, per_head: int, head_dim: int) -> _Softmax:
+        """The state before any key, for scores [*leading, K, G * per_head, C]: sinks count as seen."""
+        kv_heads = self.layout.kv_heads
+        shape = (*leading, kv_heads, num_heads // kv_heads * per_head)
+        empty = _Softmax.init(shape, head_dim)
+        if self.sinks is None:
+            return empty
+        sinks = jnp.repeat(self.sinks.astype(jnp.float32), per_head).reshape(shape[-2:])
+        return empty._replace(
+            largest=jnp.broadcast_to(sinks.reshape((1,) * len(leading) + shape[-2:]), shape),
+            total=jnp.ones(shape),
+        )
 
     def first_key(self, position: jax.Array) -> jax.Array:
         """The earliest key that a query at `position` sees."""
@@ -133,16 +151,17 @@ def _decode(rule, q, kv_pages, layer, page_table, lens, q_starts) -> jax.Array:
 
         def run_block(step: jax.Array, softmax: _Softmax) -> _Softmax:
             ids = jax.lax.dynamic_slice_in_dim(row_table, step * pages, pages, axis=1)
-            keys = (step * block + jnp.arange(block, dtype=jnp.int32))[None, :]
-            seen = (keys < row_lens[:, None]) & (keys >= first[:, None])  # [group, block]
-            values = rule.layout.values(kv_pages, layer, ids)
+            places = (step * block + jnp.arange(block, dtype=jnp.int32))[None, :]
+            seen = (places < row_lens[:, None]) & (places >= first[:, None])  # [group, block]
+            values = rule.layout.values(kv_pages, layer, ids).astype(q.dtype)
             values = jnp.where(seen[:, None, :, None], values, 0)
-            scores = rule.scores(queries, rule.layout.keys(kv_pages, layer, ids), seen[:, None, None])
+            keys = rule.layout.keys(kv_pages, layer, ids).astype(q.dtype)
+            scores = rule.scores(queries, keys, seen[:, None, None])
             return softmax.add(scores, values)
 
         begin = jnp.min(jnp.where(row_lens > 0, first, jnp.int32(2**30))) // block
         end = (jnp.max(row_lens) + block - 1) // block
-        softmax = jax.lax.fori_loop(begin, end, run_block, _Softmax.init((group, *heads), q.shape[2]))
+        softmax = jax.lax.fori_loop(begin, end, run_block, rule.softmax((group,), q.shape[1], 1, q.shape[2]))
         result = softmax.result().astype(q.dtype).reshape(group, *q.shape[1:])
         targets = jnp.where(row_lens > 0, q_starts[rows], q.shape[0])
         return out.at[targets].set(result, mode="drop")
@@ -177,16 +196,18 @@ def _prefill(rule, q, kv_pages, layer, page_table, kv_lens, q_starts, q_lens, ou
 
         def run_block(step: jax.Array, softmax: _Softmax) -> _Softmax:
             ids = jax.lax.dynamic_slice_in_dim(row_table, step * pages, pages)
-            keys = (step * block + jnp.arange(block, dtype=jnp.int32))[None, :]
-            seen = (keys <= positions[:, None]) & (keys >= rule.first_key(positions)[:, None])  # [tile, block]
-            written = keys < kv_lens[row]
-            values = jnp.where(written[:, :, None], rule.layout.values(kv_pages, layer, ids), 0)
+            places = (step * block + jnp.arange(block, dtype=jnp.int32))[None, :]
+            seen = (places <= positions[:, None]) & (places >= rule.first_key(positions)[:, None])  # [tile, block]
+            written = places < kv_lens[row]
+            values = rule.layout.values(kv_pages, layer, ids).astype(q.dtype)
+            values = jnp.where(written[:, :, None], values, 0)
+            keys = rule.layout.keys(kv_pages, layer, ids).astype(q.dtype)
             seen = jnp.tile(seen & written, (group, 1))[None]
-            return softmax.add(rule.scores(queries, rule.layout.keys(kv_pages, layer, ids), seen), values)
+            return softmax.add(rule.scores(queries, keys, seen), values)
 
         begin = rule.first_key(first_position) // block
         end = (first_position + count + block - 1) // block
-        init = _Softmax.init((kv_heads, group * tile), head_dim)
+        init = rule.softmax((), q.shape[1], tile, head_dim)
         result = jax.lax.fori_loop(begin, end, run_block, init).result().astype(out.dtype)
         result = result.reshape(kv_heads, group, tile, head_dim).transpose(2, 0, 1, 3)
         result = result.reshape(tile, kv_heads * group, head_dim)

@@ -53,7 +53,7 @@ def executor(page_size: int = 16, max_num_seqs: int = 32, budget: int = 512, dty
     limits = Limits(
         page_size=page_size, num_pages=8192 // page_size + 1, max_model_len=2048, vocab_size=config.vocab_size
     )
-    statics = StepStatics(config, KVLayout(dtype, config.num_kv_heads, config.head_dim, page_size))
+    statics = StepStatics(config, KVLayout("cpu", dtype, config.num_kv_heads, config.head_dim, page_size))
     registry = Registry(
         statics, SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget), limits, dtype
     )

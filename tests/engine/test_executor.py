@@ -27,7 +27,7 @@ LIMITS = Limits(page_size=4, num_pages=4097, max_model_len=256, vocab_size=VOCAB
 def executor(tmp_path_factory):
     checkpoint = open_checkpoint(write_tiny_gguf(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
     config = checkpoint.config
-    statics = StepStatics(config, KVLayout("float32", config.num_kv_heads, config.head_dim, LIMITS.page_size))
+    statics = StepStatics(config, KVLayout("cpu", "float32", config.num_kv_heads, config.head_dim, LIMITS.page_size))
     registry = Registry(statics, SCHEDULER, LIMITS, "float32")
     seen = []
     registry.compile_all(lambda stage, done, total: seen.append((stage, done, total)))

@@ -55,7 +55,7 @@ def numpy_forward(params, config: ModelConfig, ids: list[int]) -> np.ndarray:
 
 def run(params, config: ModelConfig, ids: list[int], chunks: list[int], implementation="auto") -> np.ndarray:
     """Logits of every position, through pages of 4, in chunks."""
-    layout = KVLayout("float32", config.num_kv_heads, config.head_dim, 4)
+    layout = KVLayout("cpu", "float32", config.num_kv_heads, config.head_dim, 4)
     pages = [5, 3, 8, 1, 7, 2, 6, 4]
     kv, out, start = layout.init(config.num_layers, 10), [], 0
     for count in chunks:
@@ -63,8 +63,6 @@ def run(params, config: ModelConfig, ids: list[int], chunks: list[int], implemen
         batch = llama.Batch(
             token_ids=jnp.asarray(ids[start : start + count]),
             positions=jnp.asarray(positions),
-            page_ids=jnp.asarray([pages[p // 4] for p in positions]),
-            offsets=jnp.asarray(positions % 4),
             page_table=jnp.asarray([pages]),
             kv_lens=jnp.asarray([start + count]),
             cu_q_lens=jnp.asarray([0, count]),

@@ -30,7 +30,7 @@ def rows(*specs: dict) -> Rows:
 
 
 def state(slots: int = 6, vocab: int = V):
-    return init_state(KVLayout("float32", 1, 8, 4), 1, 2, slots, vocab)
+    return init_state(KVLayout("cpu", "float32", 1, 8, 4), 1, 2, slots, vocab)
 
 
 def draw(logits, *specs, device=None, positions=None):
@@ -187,7 +187,7 @@ def test_the_smallest_repetition_penalty_does_not_overflow():
     request = Request(request_id="r", prompt_token_ids=(5,), params=SamplingParams(repetition_penalty=1e-44))
     row = ScheduledRow(Sequence(request, slot=0), 0, 0, 1, RowKind.NEW, True, (5,), (1,), 0, -1)
     shape = inputs.StepShape(2, 2, 1, True)
-    _, packed = inputs.unpack(inputs.pack(StepPlan(1, (row,)), shape, 2), shape, jnp.zeros(2, jnp.int32), 16)
+    _, packed = inputs.unpack(inputs.pack(StepPlan(1, (row,)), shape, 2), shape, jnp.zeros(2, jnp.int32))
     assert jnp.isfinite(100.0 / packed.repetition[0])
 
 

@@ -8,39 +8,54 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention import paged_attention
-from pallas_kernels.paged_attention.cases import CASES, Case, make
+from pallas_kernels.paged_attention.cases import CASES, Case, make, make_options
 
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 
 
-def dense_oracle(case: Case, arrays) -> np.ndarray:
+def stored_token(page: np.ndarray, offset: int, platform: str) -> tuple[np.ndarray, np.ndarray]:
+    """K and V [K, H] of one token of one page, by the layout's description."""
+    row = page[:, offset]
+    if platform == "tpu":
+        return row[:, : row.shape[1] // 2], row[:, row.shape[1] // 2 :]
+    return row[0::2], row[1::2]
+
+
+def dense_oracle(case: Case, arrays, platform: str = "cpu") -> np.ndarray:
     """Row by row, head by head, in float64: no paging, no blocks, no JAX."""
     q = np.asarray(arrays.q.astype(jnp.float32), np.float64)
     pages = np.asarray(arrays.kv_pages.astype(jnp.float32), np.float64)[case.layer]
     table, out = np.asarray(arrays.page_table), np.zeros_like(q)
+    sinks, scales = make_options(case)
+    scales = np.ones((2, case.kv_heads)) if scales is None else np.asarray(scales, np.float64)
     group, start = case.num_heads // case.kv_heads, 0
     for row, (q_len, kv_len) in enumerate(case.rows):
-        tokens = [pages[table[row, t // case.page_size], :, t % case.page_size] for t in range(kv_len)]
-        kv = np.stack(tokens)  # [kv_len, 2 * K, H]
+        size = case.page_size
+        tokens = [stored_token(pages[table[row, t // size]], t % size, platform) for t in range(kv_len)]
+        keys, values = (
+            np.stack(half) * scale[:, None] for half, scale in zip(zip(*tokens, strict=True), scales, strict=True)
+        )
         for i in range(q_len):
             position = kv_len - q_len + i
             first = 0 if case.sliding_window is None else max(0, position - case.sliding_window + 1)
             for head in range(case.num_heads):
-                k, v = kv[first : position + 1, head // group], kv[first : position + 1, case.kv_heads + head // group]
+                k, v = keys[first : position + 1, head // group], values[first : position + 1, head // group]
                 scores = k @ q[start + i, head] / np.sqrt(case.head_dim)
                 if case.soft_cap is not None:
                     scores = case.soft_cap * np.tanh(scores / case.soft_cap)
-                weights = np.exp(scores - scores.max())
-                out[start + i, head] = weights @ v / weights.sum()
+                weights, sink = np.exp(scores), 0.0 if sinks is None else np.exp(float(sinks[head]))
+                out[start + i, head] = weights @ v / (weights.sum() + sink)
         start += q_len
     return out
 
 
-def run(case: Case, arrays, implementation: str, max_q_len: int | None = None) -> np.ndarray:
+def run(case: Case, arrays, implementation: str, max_q_len: int | None = None, platform: str = "cpu") -> np.ndarray:
+    options = make_options(case)._asdict()
     call = jax.jit(
         lambda *a: paged_attention(
             *a,
-            layout=case.layout,
+            **options,
+            layout=case.layout(platform),
             sliding_window=case.sliding_window,
             soft_cap=case.soft_cap,
             max_q_len=max_q_len,
@@ -50,18 +65,18 @@ def run(case: Case, arrays, implementation: str, max_q_len: int | None = None) -
     return np.asarray(call(*arrays).astype(jnp.float32))
 
 
-@pytest.mark.parametrize("implementation", ["reference", "xla"])
+@pytest.mark.parametrize(("implementation", "platform"), [("reference", "cpu"), ("xla", "cpu"), ("xla", "tpu")])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_dense_attention(case, implementation):
-    arrays = make(case)
+def test_equals_dense_attention(case, implementation, platform):
+    arrays = make(case, platform)
     tolerance = TOLERANCE[case.dtype]
-    got = run(case, arrays, implementation)
-    np.testing.assert_allclose(got, dense_oracle(case, arrays), atol=tolerance, rtol=tolerance)
+    got = run(case, arrays, implementation, platform=platform)
+    np.testing.assert_allclose(got, dense_oracle(case, arrays, platform), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.is_decode], ids=lambda case: case.name)
 def test_decode_program_is_bit_equal_to_the_general_one(case):
-    arrays = make(case)
+    arrays = make(case, "cpu")
     np.testing.assert_array_equal(run(case, arrays, "xla", max_q_len=1), run(case, arrays, "xla"))
 
 
@@ -86,15 +101,15 @@ def test_random_ragged_batches_equal_dense_attention(rows, heads, page_size, win
         "drawn", tuple(rows), *heads, head_dim=16, page_size=page_size, sliding_window=window,
         padding_rows=padding, padding_tokens=1 + -sum(q for q, _ in rows) % 256,
     )  # fmt: skip
-    arrays = make(case, seed)
+    arrays = make(case, "cpu", seed)
     np.testing.assert_allclose(run(case, arrays, "xla"), dense_oracle(case, arrays), atol=2e-5, rtol=2e-5)
 
 
 def test_one_row_never_depends_on_its_mates():
     alone = Case("alone", ((1, 77),), padding_rows=7, padding_tokens=7)
-    want = run(alone, make(alone), "xla", max_q_len=1)[0]
+    want = run(alone, make(alone, "cpu"), "xla", max_q_len=1)[0]
     crowd = Case("crowd", tuple((1, n) for n in (300, 12, 77, 1, 500, 8, 45, 130)))
-    arrays, mine = make(crowd, seed=5), make(alone)
+    arrays, mine = make(crowd, "cpu", seed=5), make(alone, "cpu")
     kv_pages = np.array(arrays.kv_pages)
     for index in range(-(-77 // 16)):
         kv_pages[1, arrays.page_table[2, index]] = mine.kv_pages[1, mine.page_table[0, index]]
@@ -105,11 +120,11 @@ def test_one_row_never_depends_on_its_mates():
 def test_work_follows_live_context_not_allowed_context():
     """A program for 50 times longer tables does the same arithmetic: trip counts are values, not shapes."""
     case = Case("short", ((1, 40), (1, 90)))
-    arrays = make(case)
+    arrays = make(case, "cpu")
     arrays = arrays._replace(page_table=jnp.pad(arrays.page_table, ((0, 0), (0, 32))))
     wide = arrays._replace(page_table=jnp.pad(arrays.page_table, ((0, 0), (0, 2048))))
     np.testing.assert_array_equal(run(case, arrays, "xla"), run(case, wide, "xla"))
-    lowered = [jax.jit(lambda *a: paged_attention(*a, layout=case.layout)).lower(*a) for a in (arrays, wide)]
+    lowered = [jax.jit(lambda *a: paged_attention(*a, layout=case.layout("cpu"))).lower(*a) for a in (arrays, wide)]
     flops = [lower.compile().cost_analysis()["flops"] for lower in lowered]
     assert flops[1] < 1.05 * flops[0]
 
@@ -119,16 +134,16 @@ def test_b161_positions_beyond_int16_are_seen():
     case = Case(
         "long", ((1, 32_769), (3, 32_768)), num_heads=1, kv_heads=1, head_dim=8, page_size=64, num_layers=1, layer=0
     )
-    arrays = make(case)
+    arrays = make(case, "cpu")
     np.testing.assert_allclose(run(case, arrays, "xla"), dense_oracle(case, arrays), atol=2e-5, rtol=2e-5)
 
 
 def test_bad_shapes_and_names_are_refused():
     case = CASES[0]
-    arrays = make(case)
+    arrays = make(case, "cpu")
     with pytest.raises(ValueError, match="multiple"):
-        paged_attention(*arrays._replace(q=arrays.q[:, :8]), layout=case.layout)
+        paged_attention(*arrays._replace(q=arrays.q[:, :8]), layout=case.layout("cpu"))
     with pytest.raises(ValueError, match="not one of"):
-        paged_attention(*arrays, layout=case.layout, implementation="fast")
+        paged_attention(*arrays, layout=case.layout("cpu"), implementation="fast")
     with pytest.raises(NotImplementedError, match="cannot run here"):
-        paged_attention(*arrays, layout=case.layout, implementation="tpu")
+        paged_attention(*arrays, layout=case.layout("cpu"), implementation="tpu")
