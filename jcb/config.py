@@ -145,7 +145,15 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """The HTTP side. api_key_file: one key a line; none leaves the server open (loopback only unless insecure)."""
+    """The HTTP side.
+
+    api_key_file: one key a line; none leaves the server open (loopback only unless insecure). admin_key_file: the keys
+    for the routes that change the server. max_connections(_per_peer): open at once. header_seconds, body_seconds: how
+    long a request may take to arrive; idle_seconds: how long a connection may wait for its next one; stall_seconds:
+    how long one write may wait for a slow reader. profile_folder: where /start_profile writes; "" leaves it out.
+    cors_origins: web origins that may read answers, with commas between; "*" is all. vllm_metrics: every metric
+    also under vLLM's name. otlp_endpoint: where traces go; "" traces nothing.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -157,8 +165,19 @@ class ServerConfig:
     max_body_bytes: int = 4 * 1024 * 1024
 
     def __post_init__(self) -> None:
+    admin_key_file: str = ""
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port={self.port} must be 0 (any free one) to 65535")
+    max_connections: int = 2048
+    max_connections_per_peer: int = 256
+    header_seconds: float = 10.0
+    body_seconds: float = 30.0
+    idle_seconds: float = 15.0
+    stall_seconds: float = 30.0
+    profile_folder: str = ""
+    cors_origins: str = ""
+    vllm_metrics: bool = True
+    otlp_endpoint: str = ""
         if not 0 <= self.drain_seconds < math.inf:
             raise ValueError(f"drain_seconds={self.drain_seconds} must be a number of seconds, 0 or more")
         if not 0 < self.max_body_bytes <= 64 << 20:
@@ -167,6 +186,12 @@ class ServerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
+        for name in ("max_connections", "max_connections_per_peer"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("header_seconds", "body_seconds", "idle_seconds", "stall_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number of seconds above 0")
     """Everything `serve.py` needs. model: "default", a GGUF file, or a Hugging Face folder."""
 
     model: str = "default"
