@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -12,7 +12,8 @@ from jcb.server import health, models, tokens
 from jcb.server.auth import auth_middleware, check_bind, read_keys
 from jcb.server.chat import chat_completions
 from jcb.server.completions import completions
-from jcb.server.errors import errors_middleware, without_content
+from jcb.server.connections import Connection, ConnectionLimit, raise_file_limit
+from jcb.server.errors import errors_middleware
 from jcb.server.fields import IGNORED, IGNORED_HEADER
 from jcb.server.metrics import REGISTRY, create_registry, metrics
 from jcb.server.params import LABEL, check_label
@@ -20,7 +21,6 @@ from jcb.server.service import SERVICE, Service
 from jcb.types import RequestError
 
 REQUEST_ID_HEADER = "X-Request-Id"
-KEEPALIVE_SECONDS = 15.0
 SHUTDOWN_SECONDS = 5.0
 
 
@@ -60,10 +60,13 @@ class Listener:
 
     url: str
     port: int
+    limit: ConnectionLimit
     runner: web.AppRunner
+    sockets: asyncio.Server
 
     async def close(self) -> None:
         """Closes the port, lets handlers write their last events, and ends the application."""
+        self.sockets.close()
         await self.runner.cleanup()
 
 
@@ -72,29 +75,23 @@ async def listen(app: web.Application, config: ServerConfig) -> Listener:
     runner = web.AppRunner(
         app,
         handler_cancellation=True,  # or a handler that waits is never told that its client left
-        access_log=None,
-        logger=_protocol_logger(),
-        keepalive_timeout=KEEPALIVE_SECONDS,
         shutdown_timeout=SHUTDOWN_SECONDS,
-        max_headers=100,
     )
     await runner.setup()
-    site = web.TCPSite(runner, config.host, config.port, backlog=1024)
+    server = runner.server
+    assert server is not None
+    raise_file_limit()
+    limit = ConnectionLimit(config)
     try:
-        await site.start()
+        sockets = await asyncio.get_running_loop().create_server(
+            lambda: Connection(server, limit, config), config.host, config.port, backlog=1024
+        )
     except BaseException:
         await runner.cleanup()
         raise
-    port = runner.addresses[0][1]
+    port = sockets.sockets[0].getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host
-    return Listener(f"http://{host}:{port}", port, runner)
-
-
-def _protocol_logger() -> logging.Logger:
-    """Where aiohttp tells of broken requests; it would quote their bytes, keys among them."""
-    logger = logging.getLogger("jcb.server.protocol")
-    logger.addFilter(without_content)
-    return logger
+    return Listener(f"http://{host}:{port}", port, limit, runner, sockets)
 
 
 async def _stop_engine(app: web.Application) -> None:

@@ -10,14 +10,13 @@ from aiohttp import web
 
 from jcb.types import RequestError
 
-BODY_SECONDS = 30.0
 MAX_DEPTH = 64
 
 
-async def read_object(request: web.Request) -> dict[str, Any]:
-    """The body's JSON object. Top-level nulls are left out: null means not given."""
+async def read_object(request: web.Request, seconds: float) -> dict[str, Any]:
+    """The body's JSON object, `seconds` to arrive. Top-level nulls are left out: null means not given."""
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
             raw = await request.read()
     except TimeoutError:
         raise RequestError("the body did not arrive in time", status=408, code="body_timeout") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import logging
 import math
 import traceback
@@ -25,6 +26,7 @@ _TYPES = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "invalid_request_error",
+    431: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
@@ -49,6 +51,16 @@ def error_response(error: RequestError) -> web.Response:
     return web.Response(status=error.status, body=body, content_type="application/json", headers=headers)
 
 
+def raw_error(error: RequestError) -> bytes:
+    """`error` as a whole HTTP response, for a connection that never became a request."""
+    response = error_response(error)
+    body = response.body
+    assert isinstance(body, bytes)
+    headers = {**response.headers, "Content-Length": str(len(body)), "Connection": "close"}
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}\r\n{head}\r\n".encode() + body
+
+
 @web.middleware
 async def errors_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turns every exception of a handler into a response; nothing of a request's content is logged."""
@@ -56,7 +68,7 @@ async def errors_middleware(request: web.Request, handler: Handler) -> web.Strea
         return await handler(request)
     except RequestError as error:
         response = error_response(error)
-        if request.content.exception() is not None:
+        if request.content.exception() is not None or error.status == 408:
             response.force_close()  # the body broke off: where the next request begins is unknown
         return response
     except web.HTTPException as error:

@@ -30,7 +30,7 @@ class Body(BaseModel):
     @classmethod
     async def read(cls, request: web.Request, service: Service) -> Self:
         """The checked body of `request`, or RequestError."""
-        values = await read_object(request)
+        values = await read_object(request, service.config.body_seconds)
         body = cls.parse(values)
         check_extra(request, service, body.extra_fields(), cls.model_fields)
         service.check_model(body.model)

@@ -110,9 +110,9 @@ async def test_b045_handlers_cancelled_at_random_points(start_server, caplog):
 
 
 @pytest.mark.usefixtures("scripted")
-async def test_a_reader_that_stands_still_is_cut_off_and_hurts_nobody(start_server, monkeypatch):
-    monkeypatch.setattr("jcb.server.sse.STALL_SECONDS", 0.3)
-    server = await start_server(max_model_len=1024, num_pages=4096, max_num_seqs=32)
+async def test_a_reader_that_stands_still_is_cut_off_and_hurts_nobody(start_server):
+    config = ServerConfig(port=0, stall_seconds=0.3)
+    server = await start_server(server=config, max_model_len=1024, num_pages=4096, max_num_seqs=32)
     body = {"prompt": "x", "n": 16, "max_tokens": 400, "ignore_eos": True, "stream": True, "logprobs": 20}
     raw = json.dumps(body).encode()
     with socket.socket() as client:
