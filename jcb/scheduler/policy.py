@@ -79,10 +79,15 @@ def check_can_ever_queue(config: SchedulerConfig, limits: Limits, requests: Sequ
         )
 
 
-def check_queue(config: SchedulerConfig, limits: Limits, request: Request, waiting: int, tokens: int) -> None:
-    """RequestError 429 when `waiting` requests with `tokens` prompt tokens leave no room for one more."""
+def check_queue(
+    config: SchedulerConfig, limits: Limits, request: Request, waiting: int, tokens: int, ahead: int = 0
+) -> None:
+    """RequestError 429 when `waiting` requests with `tokens` prompt tokens leave no room for one more.
+
+    ahead: others of the same caller that would queue before it.
+    """
     most, most_tokens = _queue_size(config, limits)
-    if waiting < most and (waiting == 0 or tokens + len(request.prompt_token_ids) <= most_tokens):
+    if waiting + ahead < most and (waiting == 0 or tokens + len(request.prompt_token_ids) <= most_tokens):
         return
     raise RequestError(
         f"the queue is full: {waiting:,} requests with {tokens:,} prompt tokens are waiting",

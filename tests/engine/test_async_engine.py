@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jcb.engine import async_engine
+from jcb.engine import loop as engine_loop
 from jcb.engine.async_engine import AsyncEngine, EngineState
 from jcb.engine.output import RequestOutput
 from jcb.engine.stream import OutputStream
@@ -222,7 +222,7 @@ async def test_a_process_that_stood_still_is_not_a_stalled_engine():
 
 
 async def test_the_books_are_checked_once_the_engine_is_idle(engine, monkeypatch):
-    monkeypatch.setattr(async_engine, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(engine_loop, "IDLE_SECONDS", 0.05)
     checks = []
     monkeypatch.setattr(engine.core.scheduler, "check_integrity", lambda: checks.append(engine.state))
     await asyncio.sleep(0.2)
@@ -235,7 +235,7 @@ async def test_the_books_are_checked_once_the_engine_is_idle(engine, monkeypatch
 
 
 async def test_an_idle_engine_that_lost_a_page_is_dead(engine, monkeypatch):
-    monkeypatch.setattr(async_engine, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(engine_loop, "IDLE_SECONDS", 0.05)
     async for _ in engine.generate([1], SamplingParams(max_tokens=3)):
         pass
     engine.core.scheduler._pages._pool.allocate(1)
