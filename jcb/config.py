@@ -36,6 +36,7 @@ class ModelConfig:
     rope_scaling: dict | None = None
     tie_word_embeddings: bool = False
     attention_bias: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -61,7 +62,8 @@ class CacheConfig:
 
     page_size: tokens a page; 0 chooses by platform (16 on CPU and GPU, 128 on TPU).
     num_pages: pages in the array, the dummy page 0 included; 0 plans them from `memory_gib`.
-    memory_gib: bytes for pages when num_pages is 0; 0 takes what the plan leaves free, at most what can be used.
+    memory_gib: GiB of each device for pages when num_pages is 0; 0 takes what the plan leaves free, at most what can be
+    used.
     enable_prefix_caching: share full pages of equal prefixes inside one namespace.
     """
 
@@ -122,7 +124,9 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """How a model spreads over devices. tensor_parallel: chips that share every layer."""
+    """How a model spreads over devices. tensor_parallel: devices that share every layer; it must divide the model's
+    heads, KV heads and feed-forward width.
+    """
 
     tensor_parallel: int = 1
 
@@ -161,13 +165,9 @@ class ServerConfig:
     api_key_file: str = ""
     insecure: bool = False
     strict_fields: bool = False
+    admin_key_file: str = ""
     drain_seconds: float = 30.0
     max_body_bytes: int = 4 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-    admin_key_file: str = ""
-        if not 0 <= self.port <= 65535:
-            raise ValueError(f"port={self.port} must be 0 (any free one) to 65535")
     max_connections: int = 2048
     max_connections_per_peer: int = 256
     header_seconds: float = 10.0
@@ -178,20 +178,24 @@ class ServerConfig:
     cors_origins: str = ""
     vllm_metrics: bool = True
     otlp_endpoint: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port={self.port} must be 0 (any free one) to 65535")
         if not 0 <= self.drain_seconds < math.inf:
             raise ValueError(f"drain_seconds={self.drain_seconds} must be a number of seconds, 0 or more")
         if not 0 < self.max_body_bytes <= 64 << 20:
             raise ValueError(f"max_body_bytes={self.max_body_bytes} must be 1 to {64 << 20:,}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeConfig:
         for name in ("max_connections", "max_connections_per_peer"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("header_seconds", "body_seconds", "idle_seconds", "stall_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number of seconds above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
     """Everything `serve.py` needs. model: "default", a GGUF file, or a Hugging Face folder."""
 
     model: str = "default"

@@ -1,4 +1,4 @@
-"""ModelConfig, end tokens and sampling defaults from GGUF metadata (architecture llama)."""
+"""ModelConfig, end tokens and sampling defaults from GGUF metadata (architectures llama and qwen3)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ MAX_SIZE = 1 << 24
 
 MAX_LAYERS = 4_096
 
+ARCHITECTURES = ("llama", "qwen3")
+"""Values of `general.architecture`; a model's own keys begin with it."""
+
 _END_TOKEN_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
@@ -29,38 +32,40 @@ _SAMPLING_KEYS = {
 
 def model_config(fields: Fields, tensors: Checkpoint) -> ModelConfig:
     """The model's shape. `tensors` is asked only for names and for llama3's table of frequency factors."""
-    architecture = fields.text("general.architecture")
-    if architecture != "llama":
-        raise ModelLoadError("general.architecture", f"{printable(architecture)} is not supported, only llama")
+    arch = fields.text("general.architecture")
+    if arch not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ModelLoadError("general.architecture", f"{printable(arch)} is not supported, only {known}")
     if fields.integer("split.count", 0, 1 << 16, default=0) > 1:
         raise ModelLoadError(
             "split.count", "the model is split over files; merge them first (llama-gguf-split --merge)"
         )
-    if fields.integer("llama.expert_count", 0, 1 << 16, default=0):
-        raise ModelLoadError("llama.expert_count", "mixture-of-experts models are not supported")
+    if fields.integer(f"{arch}.expert_count", 0, 1 << 16, default=0):
+        raise ModelLoadError(f"{arch}.expert_count", "mixture-of-experts models are not supported")
     names = set(tensors.names())
-    hidden = fields.integer("llama.embedding_length", 1, MAX_SIZE)
-    heads = fields.integer("llama.attention.head_count", 1, MAX_SIZE)
-    head_dim = _head_dim(fields, hidden, heads)
+    hidden = fields.integer(f"{arch}.embedding_length", 1, MAX_SIZE)
+    heads = fields.integer(f"{arch}.attention.head_count", 1, MAX_SIZE)
+    head_dim = _head_dim(fields, arch, hidden, heads)
     try:
         return ModelConfig(
-            architecture="llama",
-            vocab_size=_vocab_size(fields),
+            architecture=arch,
+            vocab_size=_vocab_size(fields, arch),
             hidden_size=hidden,
-            intermediate_size=fields.integer("llama.feed_forward_length", 1, MAX_SIZE),
-            num_layers=fields.integer("llama.block_count", 1, MAX_LAYERS),
+            intermediate_size=fields.integer(f"{arch}.feed_forward_length", 1, MAX_SIZE),
+            num_layers=fields.integer(f"{arch}.block_count", 1, MAX_LAYERS),
             num_heads=heads,
-            num_kv_heads=fields.integer("llama.attention.head_count_kv", 1, heads, default=heads),
+            num_kv_heads=fields.integer(f"{arch}.attention.head_count_kv", 1, heads, default=heads),
             head_dim=head_dim,
-            max_position_embeddings=fields.integer("llama.context_length", 1, MAX_SIZE),
-            rms_norm_eps=fields.positive("llama.attention.layer_norm_rms_epsilon"),
-            rope_theta=fields.positive("llama.rope.freq_base", 10_000.0),
-            rope_scaling=_rope_scaling(fields, tensors, names, head_dim),
+            max_position_embeddings=fields.integer(f"{arch}.context_length", 1, MAX_SIZE),
+            rms_norm_eps=fields.positive(f"{arch}.attention.layer_norm_rms_epsilon"),
+            rope_theta=fields.positive(f"{arch}.rope.freq_base", 10_000.0),
+            rope_scaling=_rope_scaling(fields, arch, tensors, names, head_dim),
             tie_word_embeddings="output.weight" not in names,
             attention_bias="blk.0.attn_q.bias" in names,
+            qk_norm=arch == "qwen3",
         )
     except ValueError as error:
-        raise ModelLoadError("llama", str(error)) from error
+        raise ModelLoadError(arch, str(error)) from error
 
 
 def end_token_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
@@ -79,43 +84,43 @@ def sampling_defaults(fields: Fields) -> dict[str, float]:
     return defaults
 
 
-def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
-    head_dim = fields.integer("llama.attention.key_length", 1, MAX_SIZE, default=max(hidden // heads, 1))
-    if not fields.has("llama.attention.key_length") and hidden % heads:
-        raise ModelLoadError("llama.attention.head_count", f"{heads} heads do not divide the width {hidden}")
-    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
+def _head_dim(fields: Fields, arch: str, hidden: int, heads: int) -> int:
+    head_dim = fields.integer(f"{arch}.attention.key_length", 1, MAX_SIZE, default=max(hidden // heads, 1))
+    if not fields.has(f"{arch}.attention.key_length") and hidden % heads:
+        raise ModelLoadError(f"{arch}.attention.head_count", f"{heads} heads do not divide the width {hidden}")
+    for key in (f"{arch}.attention.value_length", f"{arch}.rope.dimension_count"):
         if fields.integer(key, 1, MAX_SIZE, default=head_dim) != head_dim:
             raise ModelLoadError(key, f"{fields.values[key]} differs from the head size {head_dim}: not supported")
     return head_dim
 
 
-def _vocab_size(fields: Fields) -> int:
-    """Rows of the vocabulary: the token list, with which `llama.vocab_size` must agree."""
+def _vocab_size(fields: Fields, arch: str) -> int:
+    """Rows of the vocabulary: the token list, with which `vocab_size` must agree."""
     if not fields.has("tokenizer.ggml.tokens"):
-        return fields.integer("llama.vocab_size", 1, MAX_SIZE)
+        return fields.integer(f"{arch}.vocab_size", 1, MAX_SIZE)
     listed = len(fields.texts("tokenizer.ggml.tokens"))
-    if fields.integer("llama.vocab_size", 1, MAX_SIZE, default=max(listed, 1)) != listed:
+    if fields.integer(f"{arch}.vocab_size", 1, MAX_SIZE, default=max(listed, 1)) != listed:
         raise ModelLoadError(
-            "llama.vocab_size", f"{fields.values['llama.vocab_size']} differs from the {listed} tokens listed"
+            f"{arch}.vocab_size", f"{fields.values[f'{arch}.vocab_size']} differs from the {listed} tokens listed"
         )
     return listed
 
 
-def _rope_scaling(fields: Fields, tensors: Checkpoint, names: set[str], head_dim: int) -> dict | None:
+def _rope_scaling(fields: Fields, arch: str, tensors: Checkpoint, names: set[str], head_dim: int) -> dict | None:
     """Position scaling in config.json's words; llama3's comes as a table of factors, one for each frequency."""
     if "rope_freqs.weight" in names:
         factors = tensors.read("rope_freqs.weight") if tensors.shape("rope_freqs.weight") == (head_dim // 2,) else None
         if factors is None or not np.all(np.isfinite(factors)) or not np.all(factors > 0):
             raise ModelLoadError("rope_freqs.weight", f"it is not {head_dim // 2} finite numbers above 0")
         return {"rope_type": "frequency_factors", "factors": [float(each) for each in factors]}
-    kind = fields.text("llama.rope.scaling.type", "none")
+    kind = fields.text(f"{arch}.rope.scaling.type", "none")
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
-        raise ModelLoadError("llama.rope.scaling.type", f"{printable(kind)} is not supported")
-    scaling: dict = {"rope_type": kind, "factor": fields.positive("llama.rope.scaling.factor")}
-    if fields.has("llama.rope.scaling.original_context_length"):
+        raise ModelLoadError(f"{arch}.rope.scaling.type", f"{printable(kind)} is not supported")
+    scaling: dict = {"rope_type": kind, "factor": fields.positive(f"{arch}.rope.scaling.factor")}
+    if fields.has(f"{arch}.rope.scaling.original_context_length"):
         scaling["original_max_position_embeddings"] = fields.integer(
-            "llama.rope.scaling.original_context_length", 1, MAX_SIZE
+            f"{arch}.rope.scaling.original_context_length", 1, MAX_SIZE
         )
     return scaling

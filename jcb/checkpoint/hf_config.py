@@ -1,4 +1,4 @@
-"""ModelConfig, end tokens and sampling defaults from a Hugging Face folder's JSON files (LlamaForCausalLM)."""
+"""ModelConfig, end tokens and sampling defaults from a Hugging Face folder's JSON files (Llama and Qwen3)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from jcb.config import ModelConfig
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 4_096
 
-ARCHITECTURES = {"LlamaForCausalLM": "llama"}
+ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
 """Names in config.json to ours."""
 
-_NEUTRAL = {"hidden_act": ("silu",), "mlp_bias": (False,), "partial_rotary_factor": (1, 1.0), "quantization_config": ()}
+_NEUTRAL = {
+    "hidden_act": ("silu",),
+    "mlp_bias": (False,),
+    "partial_rotary_factor": (1, 1.0),
+    "quantization_config": (),
+    "use_sliding_window": (False,),
+}
 """Settings that must be absent or have one of these values: others are not implemented."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -27,25 +33,28 @@ def model_config(fields: Fields) -> ModelConfig:
             raise ModelLoadError(key, f"{printable(repr(fields.values[key]))} is not supported")
     hidden = fields.integer("hidden_size", 1, MAX_SIZE)
     heads = fields.integer("num_attention_heads", 1, MAX_SIZE)
-    if not fields.has("head_dim") and hidden % heads:
+    architecture = _architecture(fields)
+    qwen3 = architecture == "qwen3"
+    if not fields.has("head_dim") and hidden % heads and not qwen3:
         raise ModelLoadError("num_attention_heads", f"{heads} heads do not divide the width {hidden}")
     theta, scaling = _rope(fields)
     try:
         return ModelConfig(
-            architecture=_architecture(fields),
+            architecture=architecture,
             vocab_size=fields.integer("vocab_size", 1, MAX_SIZE),
             hidden_size=hidden,
             intermediate_size=fields.integer("intermediate_size", 1, MAX_SIZE),
             num_layers=fields.integer("num_hidden_layers", 1, MAX_LAYERS),
             num_heads=heads,
             num_kv_heads=fields.integer("num_key_value_heads", 1, heads, default=heads),
-            head_dim=fields.integer("head_dim", 1, MAX_SIZE, default=max(hidden // heads, 1)),
+            head_dim=fields.integer("head_dim", 1, MAX_SIZE, default=128 if qwen3 else max(hidden // heads, 1)),
             max_position_embeddings=fields.integer("max_position_embeddings", 1, MAX_SIZE, default=2048),
             rms_norm_eps=fields.positive("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
             attention_bias=fields.flag("attention_bias", False),
+            qk_norm=qwen3,
         )
     except ValueError as error:
         raise ModelLoadError("config.json", str(error)) from error

@@ -23,12 +23,12 @@ from jcb.engine.admission import ModelInfo
 from jcb.engine.compile_cache import use_compile_cache
 from jcb.engine.core import EngineCore
 from jcb.engine.executor import DeviceExecutor
-from jcb.engine.memory import MemoryPlan, device_budget
-from jcb.engine.resolve import layout_of, limits_of, resolve
+from jcb.engine.memory import local_device
+from jcb.engine.resolve import layout_of, limits_of, plan_memory, resolve
 from jcb.metrics import EngineMetrics
 from jcb.models import llama
-from jcb.models.params import nbytes
 from jcb.scheduler.scheduler import Scheduler
+from jcb.sharding import tensor_parallel
 from jcb.steps.compile_guard import CompileGuard
 from jcb.steps.registry import Registry
 from jcb.steps.step import StepStatics
@@ -61,20 +61,21 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     Raises ModelLoadError for a bad model and ValueError for a configuration that cannot work, with the numbers.
     """
     started = time.perf_counter()
-    if config.mesh.tensor_parallel != 1:
-        raise ValueError(f"tensor_parallel={config.mesh.tensor_parallel}: this build runs on one device; set it to 1")
     compile_cache = use_compile_cache(config.engine.compile_cache)
     checkpoint = open_checkpoint(default_model_path() if config.model == "default" else config.model)
     tokenizer = load_tokenizer(checkpoint)
-    config = resolve(config, checkpoint)
-    params = load_params(checkpoint, llama.param_specs(checkpoint.config), config.dtype, progress)
+    device, model = local_device(), checkpoint.config
+    placement = tensor_parallel(config.mesh.tensor_parallel, model)
+    config = resolve(config, model, device, placement)
+    params = load_params(checkpoint, llama.param_specs(model), config.dtype, progress, placement)
     loaded = time.perf_counter()
-    statics = StepStatics(checkpoint.config, layout_of(config, checkpoint.config), config.engine.implementation)
-    limits = limits_of(config, checkpoint.config)
-    registry = Registry(statics, config.scheduler, limits, config.dtype)
+    statics = StepStatics(model, layout_of(config, model, device.platform), config.engine.implementation)
+    limits = limits_of(config, model)
+    registry = Registry(statics, config.scheduler, limits, config.dtype, placement)
     registry.compile_all(progress, threads=os.cpu_count() or 1)
     compiled = time.perf_counter()
-    memory = _plan_memory(statics, limits.num_pages, config.dtype, registry.temp_bytes)
+    memory = plan_memory(statics, limits.num_pages, config.dtype, registry.temp_bytes, device, placement)
+    memory.check()
     metrics = _metrics(config, loaded - started, compiled - loaded)
     guard = CompileGuard(metrics.compiles_after_ready.inc)
     executor = DeviceExecutor(registry, params, limits, config.scheduler.max_num_seqs, guard)
@@ -106,18 +107,6 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
         },
         generation_defaults=checkpoint.generation_defaults,
     )
-
-
-def _plan_memory(statics: StepStatics, num_pages: int, dtype: str, temporaries: int) -> MemoryPlan:
-    """The checked plan; made before pages are allocated."""
-    plan = MemoryPlan(
-        weights=nbytes(llama.param_specs(statics.config), dtype),
-        pages=num_pages * statics.config.num_layers * statics.layout.page_bytes,
-        temporaries=temporaries,
-        budget=device_budget(),
-    )
-    plan.check()
-    return plan
 
 
 def _metrics(config: ServeConfig, load_seconds: float, compile_seconds: float) -> EngineMetrics:

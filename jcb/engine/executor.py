@@ -78,8 +78,8 @@ class DeviceExecutor:
 
     @property
     def cache_pointer(self) -> int:
-        """Address of the cache array; steps must not change it (CPU and GPU)."""
-        return self._state.kv_pages.unsafe_buffer_pointer()
+        """Address of the cache array on the first device; steps must not change it (CPU and GPU)."""
+        return self._state.kv_pages.addressable_shards[0].data.unsafe_buffer_pointer()
 
     def _check(self, plan: StepPlan) -> None:
         """JAX clamps or drops ids out of range without a word, so they are refused here."""

@@ -16,7 +16,7 @@ _CPU_SHARE = 0.5
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on the device."""
+    """Bytes on each device."""
 
     weights: int
     pages: int
@@ -35,29 +35,42 @@ class MemoryPlan:
             )
 
 
-def device_budget() -> int:
-    """Bytes that weights, temporaries and pages may take together on the first device."""
+@dataclass(frozen=True)
+class Device:
+    """What planning needs to know of each device. platform: "cpu", "gpu" or "tpu"; memory: bytes of it."""
+
+    platform: str
+    memory: int
+
+    @property
+    def budget(self) -> int:
+        """Bytes that weights, temporaries and pages may take together."""
+        return self.memory if self.platform == "cpu" else int(self.memory * _DEVICE_SHARE)
+
+
+def local_device() -> Device:
+    """The first device of this process."""
     device = jax.local_devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"] * _DEVICE_SHARE)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = (stats or {}).get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device(jax.default_backend(), memory)
 
 
-def pages_for_budget(memory_gib: float, page_bytes: int, weight_bytes: int) -> int:
+def pages_for_budget(device: Device, memory_gib: float, page_bytes: int, weight_bytes: int) -> int:
     """Pages of `page_bytes` (all layers) that fit `memory_gib`, or the memory left beside the weights when it is 0.
 
-    Raises ValueError when not even two fit (page 0 is a dummy).
+    All of one device. Raises ValueError when not even two fit (page 0 is a dummy).
     """
     if memory_gib:
         available = int(memory_gib * _GIB)
     else:
-        available = device_budget() - weight_bytes - _RESERVED_FOR_TEMPORARIES
-        if jax.local_devices()[0].platform == "cpu":
+        available = device.budget - weight_bytes - _RESERVED_FOR_TEMPORARIES
+        if device.platform == "cpu":
             available = min(int(available * _CPU_SHARE), _CPU_PAGE_BYTES)
     pages = available // page_bytes
     if pages < 2:
         raise ValueError(
-            f"{available:,} bytes hold {max(pages, 0)} pages of {page_bytes:,}; give more memory to the cache"
+            f"{max(available, 0):,} bytes hold {max(pages, 0)} pages of {page_bytes:,} (weights take {weight_bytes:,} "
+            f"of the device's {device.memory:,}); give more memory to the cache, or split the model over more devices"
         )
     return pages

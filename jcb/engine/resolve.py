@@ -5,29 +5,27 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import jax
-
-from jcb.checkpoint.reader import Checkpoint
 from jcb.config import Limits, ModelConfig, ServeConfig
-from jcb.engine.memory import pages_for_budget
+from jcb.engine.memory import Device, MemoryPlan, pages_for_budget
 from jcb.models import llama
 from jcb.models.params import nbytes
+from jcb.sharding import Placement
+from jcb.steps.step import StepStatics
 from pallas_kernels.layout import KVLayout
 
 _PAGE_SIZES = {"cpu": 16, "gpu": 16, "tpu": 128}
 _FAST_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")  # words of /proc/cpuinfo; the last is ARM's
 
 
-def resolve(config: ServeConfig, checkpoint: Checkpoint) -> ServeConfig:
-    """`config` with every "auto" replaced by the value for this machine and model."""
-    model = checkpoint.config
-    dtype = auto_dtype() if config.dtype == "auto" else config.dtype
-    page_size = config.cache.page_size or _PAGE_SIZES.get(jax.default_backend(), 16)
+def resolve(config: ServeConfig, model: ModelConfig, device: Device, placement: Placement) -> ServeConfig:
+    """`config` with every "auto" replaced by the value for these devices and this model."""
+    dtype = auto_dtype(device.platform) if config.dtype == "auto" else config.dtype
+    page_size = config.cache.page_size or _PAGE_SIZES.get(device.platform, 16)
     config = dataclasses.replace(config, dtype=dtype, cache=dataclasses.replace(config.cache, page_size=page_size))
     max_model_len = config.scheduler.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ValueError(f"{max_model_len=} is above the model's {model.max_position_embeddings} positions")
-    num_pages = config.cache.num_pages or _auto_pages(config, model, max_model_len)
+    num_pages = config.cache.num_pages or _auto_pages(config, model, max_model_len, device, placement)
     if not config.scheduler.max_model_len:
         max_model_len = min(max_model_len, (num_pages - 1) * page_size)
     return dataclasses.replace(
@@ -37,9 +35,9 @@ def resolve(config: ServeConfig, checkpoint: Checkpoint) -> ServeConfig:
     )
 
 
-def auto_dtype() -> str:
+def auto_dtype(platform: str) -> str:
     """bfloat16 where the device multiplies it fast, else float32."""
-    if jax.default_backend() != "cpu":
+    if platform != "cpu":
         return "bfloat16"
     try:
         words = set(Path("/proc/cpuinfo").read_text().split())
@@ -48,9 +46,9 @@ def auto_dtype() -> str:
     return "bfloat16" if words.intersection(_FAST_BFLOAT16) else "float32"
 
 
-def layout_of(config: ServeConfig, model: ModelConfig) -> KVLayout:
+def layout_of(config: ServeConfig, model: ModelConfig, platform: str) -> KVLayout:
     """What a page looks like for a resolved config."""
-    return KVLayout(jax.default_backend(), config.dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
+    return KVLayout(platform, config.dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
 
 
 def limits_of(config: ServeConfig, model: ModelConfig) -> Limits:
@@ -63,9 +61,23 @@ def limits_of(config: ServeConfig, model: ModelConfig) -> Limits:
     )
 
 
-def _auto_pages(config: ServeConfig, model: ModelConfig, max_model_len: int) -> int:
+def plan_memory(
+    statics: StepStatics, num_pages: int, dtype: str, temporaries: int, device: Device, placement: Placement
+) -> MemoryPlan:
+    """What each device will hold; made before pages are allocated."""
+    return MemoryPlan(
+        weights=nbytes(llama.param_specs(statics.config), dtype, placement),
+        pages=num_pages * statics.config.num_layers * statics.layout.page_bytes // placement.num_devices,
+        temporaries=temporaries,
+        budget=device.budget,
+    )
+
+
+def _auto_pages(
+    config: ServeConfig, model: ModelConfig, max_model_len: int, device: Device, placement: Placement
+) -> int:
     """Pages that fit the memory given for them, at most what max_num_seqs full sequences can use."""
-    page_bytes = model.num_layers * layout_of(config, model).page_bytes
+    page_bytes = model.num_layers * layout_of(config, model, device.platform).page_bytes // placement.num_devices
     useful = config.scheduler.max_num_seqs * -(-max_model_len // config.cache.page_size) + 1
-    weights = nbytes(llama.param_specs(model), config.dtype)
-    return min(useful, pages_for_budget(config.cache.memory_gib, page_bytes, weights))
+    weights = nbytes(llama.param_specs(model), config.dtype, placement)
+    return min(useful, pages_for_budget(device, config.cache.memory_gib, page_bytes, weights))

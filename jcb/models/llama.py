@@ -1,7 +1,8 @@
-"""The Llama architecture: grouped-query attention, rotary positions, RMSNorm, SwiGLU.
+"""The Llama architecture: grouped-query attention, rotary positions, RMSNorm, SwiGLU; Qwen3 adds a norm of q and k.
 
 Layers are scanned with the KV cache in the carry, so it is written in place; weights are stacked [L, ...] in
-[out, in] order, q, k and v in one matrix, gate and up in another.
+[out, in] order, q, k and v in one matrix, gate and up in another. Split over devices (`axis`), each runs this code on
+its own heads, feed-forward rows and part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ def param_specs(config: ModelConfig) -> Specs:
     if config.attention_bias:
         stacked["b_qkv"] = ParamSpec((depth, qkv_size), ("layers", "heads"), 0.02)
         stacked["b_out"] = ParamSpec((depth, model), ("layers", "model"), 0.02)
+    if config.qk_norm:
+        stacked["q_norm"] = ParamSpec((depth, config.head_dim), ("layers", "head_dim"), None)
+        stacked["k_norm"] = ParamSpec((depth, config.head_dim), ("layers", "head_dim"), None)
     specs: Specs = {
         "embedding": ParamSpec((config.vocab_size, model), ("vocab", "model"), scale),
         "layers": stacked,
@@ -69,10 +73,12 @@ def forward(
     layout: KVLayout,
     max_q_len: int | None = None,
     implementation: str = "auto",
+    axis: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Hidden states [T, D] after the last norm, and the cache with the T new tokens written.
 
     params: the pytree declared by `param_specs`. max_q_len: 1 promises one token a row (see `paged_attention`).
+    axis: the mesh axis over which params and cache are split; config and layout then say what one device has.
     """
     frequencies = layers.rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     table = layers.rope_table(batch.positions, frequencies)
@@ -85,22 +91,41 @@ def forward(
         hidden, kv_pages = carry
         weights, index = xs
         q, k, v = _project(weights, layers.rms_norm(hidden, weights["attention_norm"], eps), config)
+        if config.qk_norm:
+            q, k = layers.rms_norm(q, weights["q_norm"], eps), layers.rms_norm(k, weights["k_norm"], eps)
         q, k = layers.rope(q, table), layers.rope(k, table)
         kv_pages = write(kv_pages, index, k, v, *where)
         attended = attend(q, kv_pages, index, *where)
-        hidden = hidden + _merge(weights, attended, config)
+        hidden = hidden + _merge(weights, attended, config, axis)
         normed = layers.rms_norm(hidden, weights["mlp_norm"], eps)
-        return (hidden + layers.swiglu(normed, weights["w_gate_up"], weights["w_down"]), kv_pages), None
+        return (hidden + _sum(layers.swiglu(normed, weights["w_gate_up"], weights["w_down"]), axis), kv_pages), None
 
-    hidden = params["embedding"][batch.token_ids]
+    hidden = _embed(params["embedding"], batch.token_ids, config, axis)
     indices = jnp.arange(config.num_layers, dtype=jnp.int32)
     (hidden, kv_pages), _ = jax.lax.scan(layer, (hidden, kv_pages), (params["layers"], indices))
     return layers.rms_norm(hidden, params["final_norm"], eps), kv_pages
 
 
-def logits(params: Any, hidden: jax.Array) -> jax.Array:
-    """f32[R, V] scores of the next token for hidden states [R, D]."""
-    return layers.linear_f32(hidden, params.get("head", params["embedding"]))
+def logits(params: Any, hidden: jax.Array, config: ModelConfig, axis: str | None = None) -> jax.Array:
+    """f32[R, V] scores of the next token for hidden states [R, D], the same on every device."""
+    scores = layers.linear_f32(hidden, params.get("head", params["embedding"]))
+    if axis is None or scores.shape[1] == config.vocab_size:
+        return scores
+    return jax.lax.all_gather(scores, axis, axis=1, tiled=True)
+
+
+def _embed(embedding: jax.Array, token_ids: jax.Array, config: ModelConfig, axis: str | None) -> jax.Array:
+    """[T, D]: rows of the table; of a split table each device adds the rows that it has."""
+    rows = embedding.shape[0]
+    if axis is None or rows == config.vocab_size:
+        return embedding[token_ids]
+    local = token_ids - rows * jax.lax.axis_index(axis)
+    mine = (local >= 0) & (local < rows)
+    return jax.lax.psum(jnp.where(mine[:, None], embedding[jnp.clip(local, 0, rows - 1)], 0), axis)
+
+
+def _sum(x: jax.Array, axis: str | None) -> jax.Array:
+    return x if axis is None else jax.lax.psum(x, axis)
 
 
 def _project(weights: Any, x: jax.Array, config: ModelConfig) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -113,7 +138,7 @@ def _project(weights: Any, x: jax.Array, config: ModelConfig) -> tuple[jax.Array
     return qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
 
 
-def _merge(weights: Any, attended: jax.Array, config: ModelConfig) -> jax.Array:
+def _merge(weights: Any, attended: jax.Array, config: ModelConfig, axis: str | None) -> jax.Array:
     """[T, D] of attended heads [T, N, H]."""
-    out = layers.linear(attended.reshape(attended.shape[0], -1), weights["w_out"])
+    out = _sum(layers.linear(attended.reshape(attended.shape[0], -1), weights["w_out"]), axis)
     return out + weights["b_out"][None, :] if config.attention_bias else out

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jcb.sharding import Placement
+
 
 @dataclass(frozen=True)
 class ParamSpec:
@@ -57,6 +59,12 @@ def init(specs: Specs, dtype: jnp.dtype, seed: int = 0) -> Any:
     return jax.tree.unflatten(structure, [draw(spec, key) for spec, key in zip(leaves, keys, strict=True)])
 
 
-def nbytes(specs: Specs, dtype: str) -> int:
-    """Bytes of the params in `dtype`."""
-    return jnp.dtype(dtype).itemsize * sum(spec.size for spec in jax.tree.leaves(specs, is_leaf=is_spec))
+def nbytes(specs: Specs, dtype: str, placement: Placement = Placement()) -> int:  # noqa: B008 (frozen)
+    """Bytes of the params in `dtype` on one device."""
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    return jnp.dtype(dtype).itemsize * sum(placement.local_size(spec.shape, spec.axes) for spec in leaves)
+
+
+def partition_specs(specs: Specs, placement: Placement) -> Any:
+    """How each parameter is split over the devices, by the names of its axes."""
+    return jax.tree.map(lambda spec: placement.spec(spec.shape, spec.axes), specs, is_leaf=is_spec)

@@ -17,13 +17,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jcb.config import Limits, SchedulerConfig
 from jcb.models import llama
-from jcb.models.params import abstract
+from jcb.models.params import abstract, partition_specs
+from jcb.sharding import Placement
 from jcb.steps import slot
 from jcb.steps.inputs import StepShape
-from jcb.steps.state import DeviceState, abstract_state, init_state
+from jcb.steps.state import DeviceState, init_state, state_specs
 from jcb.steps.step import StepStatics, decode_step, prefill_step
 from jcb.types import StepPlan
 
@@ -31,6 +33,10 @@ SMALLEST_ROWS = 2
 """One-row programs are never built: on CPU a matmul of one row is slower than of two."""
 
 SMALLEST_TOKENS = 16
+COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
+"""By platform. Triton's matrix products cannot read one layer of stacked weights in place, cuBLAS's can: with Triton
+every step would copy all weights once."""
+
 _COMPILE_STACK_BYTES = 64 << 20  # lowering deep programs overflows the usual 8 MiB
 
 
@@ -96,30 +102,57 @@ class Shapes:
 
 
 class Registry:
-    """The compiled programs of one engine: one per step shape, the slot program, and the initial state."""
+    """The compiled programs of one engine: one per step shape, the slot program, and the initial state.
 
-    def __init__(self, statics: StepStatics, scheduler: SchedulerConfig, limits: Limits, dtype: str) -> None:
+    statics: of the whole model, whatever `placement` makes of it.
+    """
+
+    def __init__(
+        self,
+        statics: StepStatics,
+        scheduler: SchedulerConfig,
+        limits: Limits,
+        dtype: str,
+        placement: Placement = Placement(),  # noqa: B008 (frozen)
+    ) -> None:
         self.shapes = Shapes.make(scheduler, limits)
-        self._limits = limits
-        config, slots = statics.config, scheduler.max_num_seqs
-        state = (statics.layout, config.num_layers, limits.num_pages, slots, limits.vocab_size)
-        self._params = abstract(llama.param_specs(config), jnp.dtype(dtype))
-        self._state = abstract_state(*state)
-        self._todo: dict[Any, Callable[[], Any]] = {"init": lambda: jax.jit(lambda: init_state(*state)).lower()}
-        self._todo["slot"] = self._lower_slot
-        for shape in (*self.shapes.decode, *self.shapes.prefill):
-            self._todo[shape] = partial(self._lower_step, statics, shape)
         self.programs: dict[Any, Program] = {}
+        self._limits = limits
+        self._placement = placement
+        self._options = COMPILER_OPTIONS.get(statics.layout.platform)
+        specs, slots = llama.param_specs(statics.config), scheduler.max_num_seqs
+        self._param_specs = partition_specs(specs, placement)
+        self._params = placement.abstract(abstract(specs, jnp.dtype(dtype)), self._param_specs)
+        make = partial(
+            init_state, statics.layout, statics.config.num_layers, limits.num_pages, slots, limits.vocab_size
+        )
+        self._state_specs = state_specs(jax.eval_shape(make), placement)
+        self._state = placement.abstract(jax.eval_shape(make), self._state_specs)
+        shardings = placement.shardings(self._state_specs)
+        self._todo: dict[Any, Callable[[], Any]] = {"init": lambda: jax.jit(make, out_shardings=shardings).lower()}
+        self._todo["slot"] = self._lower_slot
+        local = statics.split(placement)
+        for shape in (*self.shapes.decode, *self.shapes.prefill):
+            self._todo[shape] = partial(self._lower_step, local, shape)
 
     def __len__(self) -> int:
         return len(self._todo)
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """What there is to compile: "init", "slot" and every step shape."""
+        return tuple(self._todo)
+
+    def compile(self, key: Any) -> Program:
+        """Compile one program now, from any thread."""
+        return _compile(key, self._todo[key], self._options)
 
     def compile_all(self, progress: Callable[[str, int, int], None] | None = None, threads: int = 2) -> None:
         """Compile what is not compiled yet, several at a time; `progress("compile", done, total)` after each."""
         lock, previous = threading.Lock(), threading.stack_size(_COMPILE_STACK_BYTES)
 
         def build(key: Any) -> None:
-            program = _compile(key, self._todo[key])
+            program = self.compile(key)
             with lock:
                 self.programs[key] = program
                 if progress is not None:
@@ -149,15 +182,22 @@ class Registry:
         return max(program.temp_bytes for program in self.programs.values())
 
     def _lower_step(self, statics: StepStatics, shape: StepShape) -> Any:
-        function = decode_step if shape.decode else prefill_step
-        packed = jax.ShapeDtypeStruct((shape.packed_size,), jnp.int32)
-        step = jax.jit(partial(function, statics, shape), donate_argnums=1)
-        return step.lower(self._params, self._state, packed)
+        function = partial(decode_step if shape.decode else prefill_step, statics, shape)
+        whole = PartitionSpec()
+        outputs = (self._state_specs, whole) if shape.decode else (self._state_specs, whole, whole)
+        split = self._placement.wrap(function, (self._param_specs, self._state_specs, whole), outputs)
+        split.__name__ = "decode_step" if shape.decode else "prefill_step"
+        return jax.jit(split, donate_argnums=1).lower(self._params, self._state, self._packed(shape.packed_size))
 
     def _lower_slot(self) -> Any:
-        size = slot.packed_size(self._limits.vocab_size, self._limits.max_model_len)
-        packed = jax.ShapeDtypeStruct((size,), jnp.int32)
-        return jax.jit(slot.load_slot, donate_argnums=0).lower(self._state, packed)
+        return self._lower_load(slot.load_slot, slot.packed_size(self._limits.vocab_size, self._limits.max_model_len))
+
+    def _lower_load(self, function: Callable[..., DeviceState], size: int) -> Any:
+        out = self._placement.shardings(self._state_specs)
+        return jax.jit(function, donate_argnums=0, out_shardings=out).lower(self._state, self._packed(size))
+
+    def _packed(self, size: int) -> Any:
+        return self._placement.abstract(jax.ShapeDtypeStruct((size,), jnp.int32), PartitionSpec())
 
 
 def name_of(key: Any) -> str:
@@ -167,9 +207,9 @@ def name_of(key: Any) -> str:
     return str(key)
 
 
-def _compile(key: Any, lower: Callable[[], Any]) -> Program:
+def _compile(key: Any, lower: Callable[[], Any], options: dict[str, Any] | None) -> Program:
     start = time.perf_counter()
-    compiled = lower().compile()
+    compiled = lower().compile(compiler_options=options)
     memory = compiled.memory_analysis()
     return Program(
         name=name_of(key),

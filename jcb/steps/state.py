@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
+from jcb.sharding import Placement
 from jcb.types import MAX_STOP_TOKEN_IDS
 from pallas_kernels.layout import KVLayout
+
+KV_AXES = ("layers", "pages", "heads")
+"""What the first axes of the cache mean; planes of a page are heads."""
 
 STOP_WIDTH = MAX_STOP_TOKEN_IDS + 16
 """Ids a slot can suppress while min_tokens is not reached: the request's own and the model's end ids."""
@@ -39,6 +47,8 @@ def init_state(layout: KVLayout, num_layers: int, num_pages: int, num_slots: int
     )
 
 
-def abstract_state(layout: KVLayout, num_layers: int, num_pages: int, num_slots: int, vocab_size: int) -> DeviceState:
-    """The same as shapes only."""
-    return jax.eval_shape(lambda: init_state(layout, num_layers, num_pages, num_slots, vocab_size))
+def state_specs(state: DeviceState, placement: Placement) -> Any:
+    """How each array is split: the cache by heads, all else whole on every device."""
+    axes = KV_AXES + ("head_dim",) * (state.kv_pages.ndim - len(KV_AXES))
+    specs: Any = jax.tree.map(lambda _: PartitionSpec(), state)
+    return dataclasses.replace(specs, kv_pages=placement.spec(state.kv_pages.shape, axes))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jcb.config import ModelConfig
 from jcb.models import llama
+from jcb.sharding import Placement, local_model
 from jcb.steps import outputs, sampling
 from jcb.steps.inputs import SAMPLES, WANTS_PROMPT_LOGPROBS, Rows, StepShape, unpack
 from jcb.steps.state import DeviceState
@@ -25,11 +26,22 @@ PROMPT_LOGPROBS_TILE = 32
 
 @dataclass(frozen=True)
 class StepStatics:
-    """What every step program of an engine shares."""
+    """What every step program of an engine shares. axis: the mesh axis over which layers are split, if any;
+    config and layout then say what one device has.
+    """
 
     config: ModelConfig
     layout: KVLayout
     implementation: str = "auto"
+    axis: str | None = None
+
+    def split(self, placement: Placement) -> StepStatics:
+        """What one device of `placement` has, given the statics of the whole model."""
+        if placement.axis is None:
+            return self
+        count = placement.num_devices
+        layout = dataclasses.replace(self.layout, kv_heads=self.layout.kv_heads // count)
+        return dataclasses.replace(self, config=local_model(self.config, count), layout=layout, axis=placement.axis)
 
 
 def decode_step(
@@ -41,7 +53,7 @@ def decode_step(
     """
     batch, rows = unpack(packed, shape, state.last_token)
     hidden, state = _forward(statics, params, batch, state, max_q_len=1)
-    return _finish(params, hidden, rows, state)
+    return _finish(statics, params, hidden, rows, state)
 
 
 def prefill_step(
@@ -55,8 +67,8 @@ def prefill_step(
     batch, rows = unpack(packed, shape, state.last_token)
     hidden, state = _forward(statics, params, batch, state, max_q_len=None)
     last = jnp.clip(batch.cu_q_lens[1:] - 1, 0, shape.num_tokens - 1)
-    state, packed_outputs = _finish(params, hidden[last], rows, state)
-    return state, packed_outputs, _prompt_logprobs(params, hidden, batch, rows)
+    state, packed_outputs = _finish(statics, params, hidden[last], rows, state)
+    return state, packed_outputs, _prompt_logprobs(statics, params, hidden, batch, rows)
 
 
 def _forward(
@@ -70,13 +82,17 @@ def _forward(
         layout=statics.layout,
         max_q_len=max_q_len,
         implementation=statics.implementation,
+        axis=statics.axis,
     )
     return hidden, dataclasses.replace(state, kv_pages=kv_pages)
 
 
-def _finish(params: Any, hidden: jax.Array, rows: Rows, state: DeviceState) -> tuple[DeviceState, jax.Array]:
+def _finish(
+    statics: StepStatics, params: Any, hidden: jax.Array, rows: Rows, state: DeviceState
+) -> tuple[DeviceState, jax.Array]:
     """Sample from hidden states [R, D]; rows that sample update what their slot remembers."""
-    sampled = sampling.sample(llama.logits(params, hidden), rows, rows.kv_len, state)
+    logits = llama.logits(params, hidden, statics.config, statics.axis)
+    sampled = sampling.sample(logits, rows, rows.kv_len, state)
     slots = jnp.where(rows.has(SAMPLES), rows.slot, state.last_token.shape[0])
     state = dataclasses.replace(
         state,
@@ -86,7 +102,7 @@ def _finish(params: Any, hidden: jax.Array, rows: Rows, state: DeviceState) -> t
     return state, outputs.pack(sampled)
 
 
-def _prompt_logprobs(params: Any, hidden: jax.Array, batch: llama.Batch, rows: Rows) -> jax.Array:
+def _prompt_logprobs(statics: StepStatics, params: Any, hidden: jax.Array, batch: llama.Batch, rows: Rows) -> jax.Array:
     """For each token the log-probability of the prompt token after it, computed tile by tile."""
     tokens = hidden.shape[0]
     last = jnp.where(rows.q_len > 0, batch.cu_q_lens[1:] - 1, tokens)
@@ -97,7 +113,7 @@ def _prompt_logprobs(params: Any, hidden: jax.Array, batch: llama.Batch, rows: R
 
     def one_tile(xs: tuple[jax.Array, jax.Array]) -> jax.Array:
         tile_hidden, tile_targets = xs
-        logits = llama.logits(params, tile_hidden)
+        logits = llama.logits(params, tile_hidden, statics.config, statics.axis)
         normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         logprobs = jnp.take_along_axis(logits, tile_targets[:, None], axis=-1) - normaliser
         top_ids, top_logprobs = sampling.top_alternatives(logits, normaliser)

@@ -12,7 +12,8 @@ import numpy as np
 from jcb.checkpoint.errors import ModelLoadError
 from jcb.config import ModelConfig
 from jcb.models.params import ParamSpec, Specs, is_spec
-from jcb.weights.names import TABLES, Source, ignorable
+from jcb.sharding import Placement, interleave
+from jcb.weights.names import TABLES, Source, Table, ignorable
 
 
 class NamedArrays(Protocol):
@@ -31,20 +32,26 @@ class NamedArrays(Protocol):
 Progress = Callable[[str, int, int], None]
 
 
-def load_params(checkpoint: NamedArrays, specs: Specs, dtype: str, progress: Progress | None = None) -> Any:
-    """The params pytree on the default device, in `dtype`.
+def load_params(
+    checkpoint: NamedArrays,
+    specs: Specs,
+    dtype: str,
+    progress: Progress | None = None,
+    placement: Placement = Placement(),  # noqa: B008 (frozen)
+) -> Any:
+    """The params pytree in `dtype`, on the default device or split as `placement` says.
 
     Raises ModelLoadError when a tensor is missing, left over, or of the wrong shape; shapes are checked before
     anything is read. `progress("load", done, total)` is called after each parameter.
     """
     leaves, structure = jax.tree.flatten_with_path(specs, is_leaf=is_spec)
-    table = TABLES[checkpoint.format]
+    table = TABLES[checkpoint.format, checkpoint.config.architecture]
     paths = ["/".join(key.key for key in path) for path, _ in leaves]
-    _check_total(checkpoint, {path: spec for path, (_, spec) in zip(paths, leaves, strict=True)})
+    _check_total(checkpoint, table, {path: spec for path, (_, spec) in zip(paths, leaves, strict=True)})
     arrays = []
     for done, (path, (_, spec)) in enumerate(zip(paths, leaves, strict=True)):
-        host = _read_param(checkpoint, table[path], spec, jnp.dtype(dtype))
-        arrays.append(jax.device_put(host))
+        host = _read_param(checkpoint, table[path], spec, jnp.dtype(dtype), placement.num_devices)
+        arrays.append(placement.put(host, placement.spec(spec.shape, spec.axes)))
         if progress is not None:
             progress("load", done + 1, len(leaves))
     return jax.tree.unflatten(structure, arrays)
@@ -60,13 +67,13 @@ def _slice_shape(spec: ParamSpec) -> tuple[int, ...]:
     return spec.shape[1:] if spec.axes[0] == "layers" else spec.shape
 
 
-def _check_total(checkpoint: NamedArrays, specs: dict[str, ParamSpec]) -> None:
+def _check_total(checkpoint: NamedArrays, table: Table, specs: dict[str, ParamSpec]) -> None:
     """Every parameter has its tensors with fitting shapes, and no tensor is left over."""
     available = set(checkpoint.names())
     used: set[str] = set()
     for path, spec in specs.items():
         want = _slice_shape(spec)
-        for names in _sources(spec, TABLES[checkpoint.format][path]):
+        for names in _sources(spec, table[path]):
             missing = [name for name in names if name not in available]
             if missing:
                 raise ModelLoadError(missing[0], f"the checkpoint lacks this tensor, needed for {path}")
@@ -80,19 +87,23 @@ def _check_total(checkpoint: NamedArrays, specs: dict[str, ParamSpec]) -> None:
         raise ModelLoadError(left[0], f"{len(left)} tensors of the checkpoint fit no parameter, among them {left[:5]}")
 
 
-def _read_param(checkpoint: NamedArrays, source: Source, spec: ParamSpec, dtype: np.dtype) -> np.ndarray:
-    """One parameter as a host array in `dtype`; layers are stacked as they are read."""
+def _read_param(checkpoint: NamedArrays, source: Source, spec: ParamSpec, dtype: np.dtype, shards: int) -> np.ndarray:
+    """One parameter as a host array in `dtype`; layers are stacked as they are read. Joined parts (q, k, v; gate, up)
+    are interleaved so that an even split in `shards` gives each its own of every part.
+    """
     out = np.empty(spec.shape, dtype)
     slices = out if spec.axes[0] == "layers" else out[None]
     for target, names in zip(slices, _sources(spec, source), strict=True):
-        start = 0
-        for index, name in enumerate(names):
-            part = checkpoint.read(name)
-            if index < source.permuted:
-                part = unpermute(part, checkpoint.config.head_dim)
-            target[start : start + len(part)] = part
-            start += len(part)
+        if len(names) == 1:
+            target[...] = _read_part(checkpoint, source, names[0], 0)
+        else:
+            interleave([_read_part(checkpoint, source, name, i) for i, name in enumerate(names)], shards, target)
     return out
+
+
+def _read_part(checkpoint: NamedArrays, source: Source, name: str, index: int) -> np.ndarray:
+    part = checkpoint.read(name)
+    return unpermute(part, checkpoint.config.head_dim) if index < source.permuted else part
 
 
 def unpermute(rows: np.ndarray, head_dim: int) -> np.ndarray:

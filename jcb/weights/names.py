@@ -39,6 +39,13 @@ _GGUF_LLAMA: Table = {
     "layers/w_down": Source(("blk.{layer}.ffn_down.weight",)),
 }
 
+_GGUF_QWEN3: Table = _GGUF_LLAMA | {
+    "layers/w_qkv": Source(tuple(f"blk.{{layer}}.attn_{part}.weight" for part in "qkv")),
+    "layers/q_norm": Source(("blk.{layer}.attn_q_norm.weight",)),
+    "layers/k_norm": Source(("blk.{layer}.attn_k_norm.weight",)),
+}
+"""Unlike llama's, these files keep rotary halves where Hugging Face has them."""
+
 _ATTENTION = "model.layers.{layer}.self_attn"
 _MLP = "model.layers.{layer}.mlp"
 _HF_LLAMA: Table = {
@@ -55,7 +62,18 @@ _HF_LLAMA: Table = {
     "layers/w_down": Source((f"{_MLP}.down_proj.weight",)),
 }
 
-TABLES: dict[str, Table] = {"gguf": _GGUF_LLAMA, "hf": _HF_LLAMA}
+_HF_QWEN3: Table = _HF_LLAMA | {
+    "layers/q_norm": Source((f"{_ATTENTION}.q_norm.weight",)),
+    "layers/k_norm": Source((f"{_ATTENTION}.k_norm.weight",)),
+}
+
+TABLES: dict[tuple[str, str], Table] = {
+    ("gguf", "llama"): _GGUF_LLAMA,
+    ("gguf", "qwen3"): _GGUF_QWEN3,
+    ("hf", "llama"): _HF_LLAMA,
+    ("hf", "qwen3"): _HF_QWEN3,
+}
+"""By file format and architecture."""
 
 IGNORED: frozenset[str] = frozenset({"rope_freqs.weight"})
 """Derived tables that some files carry; recomputed from the config, never read as parameters."""

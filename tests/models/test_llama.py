@@ -69,7 +69,7 @@ def run(params, config: ModelConfig, ids: list[int], chunks: list[int], implemen
             num_seqs=jnp.int32(1),
         )
         hidden, kv = llama.forward(params, batch, kv, config=config, layout=layout, implementation=implementation)
-        out.append(np.asarray(llama.logits(params, hidden)))
+        out.append(np.asarray(llama.logits(params, hidden, config)))
         start += count
     return np.concatenate(out)
 
