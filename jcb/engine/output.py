@@ -16,12 +16,21 @@ from jcb.text.tokenizer import Tokenizer
 from jcb.types import FinishReason, Logprobs, Request, RequestError, SequenceOutput
 
 
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """When a choice began to run, had its first token and ended: seconds from its arrival."""
+
+    started: float
+    first_token: float
+    ended: float
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """What one choice gained in a step; `text`, `token_ids` and `logprobs` are increments.
 
     stop_reason: the stop string or stop token id that ended it; None for the model's own end and for length.
-    prompt_logprobs: entry i belongs to prompt token i + 1, given once, with the first output.
+    prompt_logprobs: entry i belongs to prompt token i + 1, given once, with the first output. times: with the end.
     """
 
     request_id: str
@@ -35,6 +44,7 @@ class RequestOutput:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     error: RequestError | None = None
+    times: RequestTimes | None = None
 
 
 @dataclass(slots=True)
@@ -47,6 +57,7 @@ class _Progress:
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     num_tokens: int = 0
     num_cached: int = 0
+    first_scheduled_time: float = 0.0
     first_token_time: float = 0.0
     last_token_time: float = 0.0
 
@@ -137,15 +148,16 @@ class OutputProcessor:
         if result.token_ids or result.finish_reason is not None:
             result.prompt_logprobs = tuple(progress.prompt_logprobs)
             progress.prompt_logprobs = []
-        self._count_tokens(progress, len(result.token_ids), now)
+        self._count_tokens(progress, len(result.token_ids), now, output.first_scheduled_time)
         return result
 
-    def _count_tokens(self, progress: _Progress, count: int, now: float) -> None:
+    def _count_tokens(self, progress: _Progress, count: int, now: float, scheduled: float | None) -> None:
         if not count:
             return
         metrics = self._metrics
         if not progress.num_tokens:
             progress.first_token_time = now
+            progress.first_scheduled_time = min(scheduled or now, now)
             metrics.time_to_first_token_seconds.observe(now - progress.request.arrival_time)
             metrics.prompt_tokens.inc(len(progress.request.prompt_token_ids))
         else:
@@ -162,9 +174,14 @@ class OutputProcessor:
             metrics.request_errors.inc(label=str(result.error.status))
         if reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return
-        decode = now - progress.first_token_time
-        metrics.e2e_request_latency_seconds.observe(now - request.arrival_time)
+        started, first = progress.first_scheduled_time, progress.first_token_time
+        decode = now - first
+        arrival = request.arrival_time
+        result.times = RequestTimes(max(started - arrival, 0.0), max(first - arrival, 0.0), max(now - arrival, 0.0))
+        metrics.e2e_request_latency_seconds.observe(now - arrival)
+        metrics.request_prefill_time_seconds.observe(first - started)
         metrics.request_decode_time_seconds.observe(decode)
+        metrics.request_inference_time_seconds.observe(now - started)
         metrics.request_prompt_tokens.observe(len(request.prompt_token_ids))
         metrics.request_generation_tokens.observe(progress.num_tokens)
         metrics.request_params_max_tokens.observe(request.max_tokens)

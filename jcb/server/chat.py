@@ -8,10 +8,11 @@ from aiohttp import web
 
 from jcb.engine.choice import Choice
 from jcb.engine.output import RequestOutput
-from jcb.server.logprobs import chat_content, prompt_logprobs
+from jcb.server.chunks import ChunkShape
+from jcb.server.logprobs import chat_content, id_name, prompt_logprobs
 from jcb.server.params import chat_params, check_labels, check_stream, namespace
-from jcb.server.prompts import encode_messages
-from jcb.server.reply import collect_reply, stream_reply
+from jcb.server.prompts import encode_messages, truncate
+from jcb.server.reply import reply
 from jcb.server.schema import ChatBody
 from jcb.server.service import SERVICE
 from jcb.server.usage import UsageCounter
@@ -26,34 +27,26 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     check_stream(body)
     check_labels(request, body)
     params = chat_params(body, served.defaults)
-    ids = await encode_messages(
-        served,
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        add_special_tokens=body.add_special_tokens,
-    )
+    ids = truncate(await encode_messages(served, body.messages, body), body, served.info, params.max_tokens)
     stream = await served.engine.submit([ids], params, priority=body.priority, namespace=namespace(request, body))
-    shape = ChatShape(served.tokenizer, body, ids)
-    usage = UsageCounter([len(ids)], body.n)
-    async with stream:
-        if body.stream:
-            return await stream_reply(request, stream, shape, usage, service.model_name, _keep, body.stream_options)
-        return await collect_reply(stream, shape, usage, service.model_name, _keep)
+    shape = ChatShape(service.model_name, body, served.tokenizer, ids)
+    return await reply(request, stream, shape, streams=body.stream)
 
 
-class ChatShape:
+class ChatShape(ChunkShape):
     """`chat.completion` bodies and chunks: role, then one chunk a token, then the end."""
 
     id_prefix = "chatcmpl"
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Tokenizer, body: ChatBody, prompt_ids: list[int]) -> None:
+    def __init__(self, model: str, body: ChatBody, tokenizer: Tokenizer, prompt_ids: list[int]) -> None:
+        super().__init__(model, body, UsageCounter([len(prompt_ids)], body.n))
         self._tokenizer = tokenizer
         self._body = body
         self._prompt_ids = prompt_ids
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening_chunks(self) -> list[dict[str, Any]]:
         """The role chunks carry no text: clients do not count them as a token."""
         extra = {"prompt_token_ids": self._prompt_ids} if self._body.return_token_ids else {}
         role = {"role": "assistant", "content": ""}
@@ -102,8 +95,6 @@ class ChatShape:
     def _logprobs(self, entries: tuple | list) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
-        return {"content": chat_content(self._tokenizer, entries, self._body.top_logprobs or 0), "refusal": None}
-
-
-def _keep(output: RequestOutput) -> RequestOutput:
-    return output
+        name = id_name if self._body.return_tokens_as_token_ids else self._tokenizer.token_text
+        content = chat_content(self._tokenizer, entries, self._body.top_logprobs or 0, name)
+        return {"content": content, "refusal": None}

@@ -9,10 +9,11 @@ from aiohttp import web
 
 from jcb.engine.choice import Choice
 from jcb.engine.output import RequestOutput
+from jcb.server.chunks import ChunkShape
 from jcb.server.logprobs import CompletionLogprobs, join_pieces, prompt_logprobs
 from jcb.server.params import check_labels, check_stream, completion_params, namespace
-from jcb.server.prompts import Prompt, encode_prompt, parse_prompts
-from jcb.server.reply import collect_reply, stream_reply
+from jcb.server.prompts import Prompt, encode_prompt, parse_prompts, truncate
+from jcb.server.reply import reply
 from jcb.server.schema import CompletionBody
 from jcb.server.service import SERVICE
 from jcb.server.usage import UsageCounter
@@ -29,19 +30,14 @@ async def completions(request: web.Request) -> web.StreamResponse:
     check_labels(request, body)
     prompts = parse_prompts(body.prompt, body.n)
     ids = [await encode_prompt(served, prompt, add_special_tokens=body.add_special_tokens) for prompt in prompts]
-    room = served.info.max_model_len - max(map(len, ids))
-    params = completion_params(body, served.defaults, room)
+    ids = [truncate(prompt, body, served.info, body.max_tokens) for prompt in ids]
+    params = completion_params(body, served.defaults, served.info.max_model_len - max(map(len, ids)))
     stream = await served.engine.submit(ids, params, priority=body.priority, namespace=namespace(request, body))
-    adjust = _drop_tokens if body.max_tokens == 0 else _keep
-    shape = CompletionShape(served.tokenizer, body, prompts, ids)
-    usage = UsageCounter([len(prompt) for prompt in ids], body.n)
-    async with stream:
-        if body.stream:
-            return await stream_reply(request, stream, shape, usage, service.model_name, adjust, body.stream_options)
-        return await collect_reply(stream, shape, usage, service.model_name, adjust)
+    shape = CompletionShape(service.model_name, body, served.tokenizer, prompts, ids)
+    return await reply(request, stream, shape, streams=body.stream)
 
 
-class CompletionShape:
+class CompletionShape(ChunkShape):
     """`text_completion` bodies and chunks; with `echo` the prompt comes first."""
 
     id_prefix = "cmpl"
@@ -49,17 +45,27 @@ class CompletionShape:
     chunk_object = "text_completion"
 
     def __init__(
-        self, tokenizer: Tokenizer, body: CompletionBody, prompts: list[Prompt], prompt_ids: list[list[int]]
+        self,
+        model: str,
+        body: CompletionBody,
+        tokenizer: Tokenizer,
+        prompts: list[Prompt],
+        prompt_ids: list[list[int]],
     ) -> None:
+        super().__init__(model, body, UsageCounter([len(prompt) for prompt in prompt_ids], body.n))
         self._tokenizer = tokenizer
         self._body = body
-        self._prompts = prompts
+        self._prompts: list[Prompt] = prompts if body.truncate_prompt_tokens is None else [*prompt_ids]
         self._prompt_ids = prompt_ids
         self._builders: dict[int, CompletionLogprobs] = {}
         self._begun: set[int] = set()  # choices that have a chunk
 
-    def opening(self) -> list[dict[str, Any]]:
-        return []
+    def adjust(self, output: RequestOutput) -> RequestOutput:
+        """With max_tokens 0 the prompt was run for its own sake."""
+        if self._body.max_tokens != 0:
+            return output
+        reason = None if output.finish_reason is None else FinishReason.LENGTH
+        return dataclasses.replace(output, text="", token_ids=(), logprobs=(), finish_reason=reason, stop_reason=None)
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
         index = output.index
@@ -94,9 +100,6 @@ class CompletionShape:
             )
         return fields
 
-    def extras(self, choices: list[Choice]) -> dict[str, Any]:
-        return {}
-
     def _fields(
         self,
         index: int,
@@ -119,7 +122,9 @@ class CompletionShape:
 
     def _builder(self, index: int) -> CompletionLogprobs:
         if index not in self._builders:
-            self._builders[index] = CompletionLogprobs(self._tokenizer, self._body.logprobs or 0)
+            self._builders[index] = CompletionLogprobs(
+                self._tokenizer, self._body.logprobs or 0, as_ids=self._body.return_tokens_as_token_ids
+            )
         return self._builders[index]
 
     def _prompt_piece(self, index: int, entries: list) -> dict[str, Any] | None:
@@ -131,13 +136,3 @@ class CompletionShape:
     def _prompt_text(self, index: int) -> str:
         prompt = self._prompts[index // self._body.n]
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt, skip_special_tokens=False)
-
-
-def _keep(output: RequestOutput) -> RequestOutput:
-    return output
-
-
-def _drop_tokens(output: RequestOutput) -> RequestOutput:
-    """max_tokens 0: the prompt was run for its own sake."""
-    reason = None if output.finish_reason is None else FinishReason.LENGTH
-    return dataclasses.replace(output, text="", token_ids=(), logprobs=(), finish_reason=reason, stop_reason=None)

@@ -6,7 +6,7 @@ for equality; minus infinity, which JSON cannot say, becomes -9999.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jcb.text.tokenizer import Tokenizer
@@ -19,10 +19,13 @@ class CompletionLogprobs:
     """Builds {tokens, token_logprobs, top_logprobs, text_offset} piece by piece, offsets running on.
 
     `tokens` joined give the text; `top_logprobs` is keyed by strings that no two tokens share.
+    as_ids: tokens go by names like "token_id:17" instead.
     """
 
-    def __init__(self, tokenizer: Tokenizer, top: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, top: int, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._name = id_name if as_ids else tokenizer.token_text
+        self._key = id_name if as_ids else tokenizer.token_key
         self._top = top
         self._offset = 0
 
@@ -38,7 +41,7 @@ class CompletionLogprobs:
         piece: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token_id, entry in zip(token_ids, entries, strict=True):
             text = self._tokenizer.token_text(token_id)
-            piece["tokens"].append(text)
+            piece["tokens"].append(self._name(token_id))
             piece["text_offset"].append(self._offset)
             self._offset += len(text)
             piece["token_logprobs"].append(None if entry is None else chosen_logprob(entry))
@@ -48,8 +51,8 @@ class CompletionLogprobs:
     def _alternatives(self, entry: Logprobs) -> dict[str, float]:
         best: dict[str, float] = {}
         for token_id, logprob in _ranked(entry, self._top):
-            best[self._tokenizer.token_key(token_id)] = max(logprob, LOWEST)
-        best[self._tokenizer.token_key(entry.token_id)] = chosen_logprob(entry)
+            best[self._key(token_id)] = max(logprob, LOWEST)
+        best[self._key(entry.token_id)] = chosen_logprob(entry)
         return best
 
 
@@ -58,15 +61,29 @@ def join_pieces(pieces: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
     return {name: [item for piece in pieces for item in piece[name]] for name in pieces[0]}
 
 
-def chat_content(tokenizer: Tokenizer, entries: Sequence[Logprobs], top: int) -> list[dict[str, Any]]:
-    """Chat's `logprobs.content`: bytes tell how a character split over tokens is made up."""
+def chat_content(
+    tokenizer: Tokenizer, entries: Sequence[Logprobs], top: int, name: Callable[[int], str]
+) -> list[dict[str, Any]]:
+    """Chat's `logprobs.content`: bytes tell how a character split over tokens is made up.
+
+    name: what a token goes by.
+    """
+
+    def token(token_id: int, logprob: float) -> dict[str, Any]:
+        return {"token": name(token_id), "logprob": logprob, "bytes": list(tokenizer.token_bytes(token_id))}
+
     return [
         {
-            **_chat_token(tokenizer, entry.token_id, chosen_logprob(entry)),
-            "top_logprobs": [_chat_token(tokenizer, i, max(logprob, LOWEST)) for i, logprob in _ranked(entry, top)],
+            **token(entry.token_id, chosen_logprob(entry)),
+            "top_logprobs": [token(i, max(logprob, LOWEST)) for i, logprob in _ranked(entry, top)],
         }
         for entry in entries
     ]
+
+
+def id_name(token_id: int) -> str:
+    """vLLM's `return_tokens_as_token_ids`."""
+    return f"token_id:{token_id}"
 
 
 def prompt_logprobs(
@@ -94,11 +111,6 @@ def chosen_logprob(entry: Logprobs) -> float:
 
 def _ranked(entry: Logprobs, top: int) -> list[tuple[int, float]]:
     return list(zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True))
-
-
-def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
-    data = list(tokenizer.token_bytes(token_id))
-    return {"token": tokenizer.token_text(token_id), "logprob": logprob, "bytes": data}
 
 
 def _vllm_token(tokenizer: Tokenizer, token_id: int, logprob: float, rank: int | None) -> dict[str, Any]:

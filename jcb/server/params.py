@@ -18,6 +18,10 @@ DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 DEFAULT_COMPLETION_TOKENS = 16
 
+MAX_STREAM_INTERVAL = 1024
+MAX_LABEL_CHARS = 128
+USER_LABELS = ("user", "safety_identifier", "prompt_cache_key", "session_id")
+
 LABEL = web.RequestKey("label", str)
 
 _LABEL = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -54,7 +58,8 @@ def chat_params(body: ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
 
 def check_labels(request: web.Request, body: GenerateBody) -> None:
     """The caller's own id names the response in its headers and nothing else: engine ids are ours."""
-    check_label("user", (body.model_extra or {}).get("user"))
+    for name in USER_LABELS:
+        _check_user_label(name, (body.model_extra or {}).get(name))
     label = check_label("request_id", body.request_id)
     if label is not None:
         request[LABEL] = label
@@ -62,6 +67,7 @@ def check_labels(request: web.Request, body: GenerateBody) -> None:
 
 def check_stream(body: GenerateBody) -> None:
     """Refuses combinations that only make sense with, or without, streaming."""
+    check_int("stream_interval", body.stream_interval, 1, MAX_STREAM_INTERVAL)
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options", code="invalid_value")
     if body.stream and body.prompt_logprobs is not None:
@@ -83,6 +89,15 @@ def check_label(name: str, value: object) -> str | None:
             f"{name} must be 1 to 128 characters of letters, digits and ._:/+=@-", param=name, code="invalid_value"
         )
     return value
+
+
+def _check_user_label(name: str, value: object) -> None:
+    """These go nowhere, so what providers of identities make up may stand in them."""
+    if value is None or (isinstance(value, str) and len(value) <= MAX_LABEL_CHARS and value.isprintable()):
+        return
+    raise RequestError(
+        f"{name} must be at most {MAX_LABEL_CHARS} printable characters", param=name, code="invalid_value"
+    )
 
 
 def _params(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from jcb.engine.admission import MAX_N
-from jcb.server.schema import Message
+from jcb.engine.admission import MAX_N, ModelInfo, check_int
+from jcb.server.schema import GenerateBody, Message, TemplateOptions
 from jcb.server.service import Served
-from jcb.text.chat import encode_chat
+from jcb.text.chat import check_variables, encode_chat
 from jcb.types import RequestError
 
 MAX_PROMPTS = 32
@@ -52,23 +52,48 @@ async def encode_prompt(served: Served, prompt: Prompt, *, add_special_tokens: b
     return [] if begin is None else [begin]
 
 
-async def encode_messages(
-    served: Served, messages: list[Message], *, add_generation_prompt: bool, add_special_tokens: bool = False
-) -> list[int]:
+async def encode_messages(served: Served, messages: list[Message], options: TemplateOptions) -> list[int]:
     """Token ids of a conversation through the model's chat template."""
     template = served.chat_template
     if template is None:
         raise RequestError("this model has no chat template: use /v1/completions", param="messages", code="no_template")
+    if options.continue_final_message and options.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message needs add_generation_prompt: false",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    check_variables(options.chat_template_kwargs)
     turns = [_turn(message, i) for i, message in enumerate(messages)]
 
     def encode() -> list[int]:
-        return encode_chat(served.tokenizer, template, turns, add_generation_prompt=add_generation_prompt)
+        return encode_chat(
+            served.tokenizer,
+            template,
+            turns,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
+            **options.chat_template_kwargs,
+        )
 
     size = sum(len(text) if isinstance(text := turn["content"], str) else LONG_TEXT for turn in turns)
     ids = await asyncio.to_thread(encode) if size > LONG_TEXT else encode()
-    if add_special_tokens:
+    if options.add_special_tokens:
         ids = served.tokenizer.encode("", add_special_tokens=True) + ids
     return ids
+
+
+def truncate(ids: list[int], body: GenerateBody, model: ModelInfo, max_tokens: int | None) -> list[int]:
+    """The last `truncate_prompt_tokens` of `ids`; with -1 as many as fit beside `max_tokens`."""
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return ids
+    check_int("truncate_prompt_tokens", most, -1, model.max_model_len)
+    if most == 0:
+        raise RequestError(
+            "truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens", code="invalid_value"
+        )
+    return ids[-most:] if most > 0 else ids[-max(model.max_model_len - max(max_tokens or 1, 1), 1) :]
 
 
 def _turn(message: Message, index: int) -> dict[str, Any]:

@@ -9,15 +9,22 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, ValidationError, model_validator
 
 from jcb.server.body import read_object
 from jcb.server.fields import check_extra
 from jcb.server.service import Service
-from jcb.types import RequestError
+from jcb.types import MAX_LOGIT_BIAS, RequestError
 
 _Ids = Annotated[list[int], FailFast()]  # the first bad item ends the check: a body may hold a million of them
 _Texts = Annotated[list[str], FailFast()]
+
+
+def _bounded(value: object) -> object:
+    """Refuses a large mapping before its items are looked at: pydantic would list every bad one."""
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS:
+        raise ValueError(f"may hold at most {MAX_LOGIT_BIAS} entries, got {len(value)}")
+    return value
 
 
 class Body(BaseModel):
@@ -48,7 +55,8 @@ class Body(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             param = _param(first["loc"])
-            raise RequestError(f"{param}: {first['msg']}", param=param, code="invalid_type") from None
+            message = first["msg"].removeprefix("Value error, ")
+            raise RequestError(f"{param}: {message}", param=param, code="invalid_type") from None
 
 
 class StreamOptions(BaseModel):
@@ -85,10 +93,13 @@ class GenerateBody(Body):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    logit_bias: dict[str, float] = {}
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_bounded)] = {}
     allowed_token_ids: _Ids | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    truncate_prompt_tokens: int | None = None
+    stream_interval: int = 1
     priority: int = 0
     cache_salt: str | None = None
     request_id: str | None = None
@@ -118,24 +129,29 @@ class Message(BaseModel):
     name: str | None = None
 
 
-class ChatBody(GenerateBody):
+class TemplateOptions(BaseModel):
+    """How a conversation becomes a prompt. continue_final_message: the answer goes on where the last message ends."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    add_special_tokens: bool = False
+
+
+class ChatBody(TemplateOptions, GenerateBody):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], FailFast()]
     logprobs: bool = False
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    add_generation_prompt: bool = True
-    add_special_tokens: bool = False
 
 
-class TokenizeBody(Body):
+class TokenizeBody(TemplateOptions, Body):
     """POST /tokenize: `prompt` or `messages`."""
 
     prompt: str | None = None
     messages: Annotated[list[Message], FailFast()] | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
     return_token_strs: bool = False
 
 

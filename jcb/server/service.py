@@ -12,6 +12,7 @@ from aiohttp import web
 from jcb.config import ServerConfig
 from jcb.engine.admission import ModelInfo
 from jcb.engine.async_engine import AsyncEngine, EngineState
+from jcb.server.tracing import NoTracer, Tracer
 from jcb.text.chat import ChatTemplate
 from jcb.text.tokenizer import Tokenizer
 from jcb.types import RequestError
@@ -39,6 +40,7 @@ class Service:
     total: int = 0
     started: int = field(default_factory=lambda: int(time.time()))
     reported_fields: set[str] = field(default_factory=set)  # unknown fields already named in the log
+    tracer: Tracer = field(default_factory=NoTracer)
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """How far loading is; any thread may call it."""

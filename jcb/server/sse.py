@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import msgspec
 from aiohttp import web
 
@@ -13,10 +16,14 @@ _HEADERS = {
 
 
 class EventStream:
-    """An open event stream. Events are gathered and written together, one `flush` a batch."""
+    """An open event stream. Events are gathered and written together, one `flush` a batch.
 
-    def __init__(self, request: web.Request) -> None:
+    names: an event's `type` is sent as its SSE name too.
+    """
+
+    def __init__(self, request: web.Request, *, names: bool = False) -> None:
         self._request = request
+        self._names = names
         self._response = web.StreamResponse(headers=_HEADERS)
         self._encoder = msgspec.json.Encoder()
         self._buffer = bytearray()
@@ -25,8 +32,15 @@ class EventStream:
         """Sends the headers; from here on an error can only be an event."""
         await self._response.prepare(self._request)
 
-    def add(self, event: object) -> None:
-        """Appends one event to what the next `flush` writes."""
+    def extend(self, events: Iterable[dict[str, Any]]) -> None:
+        """Appends events to what the next `flush` writes."""
+        for event in events:
+            self.add(event)
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Appends one event."""
+        if self._names:
+            self._buffer += f"event: {event['type']}\n".encode()
         self._buffer += b"data: "
         self._buffer += self._encoder.encode(event)
         self._buffer += b"\n\n"
@@ -38,9 +52,10 @@ class EventStream:
         data, self._buffer = bytes(self._buffer), bytearray()
         await self._response.write(data)
 
-    async def finish(self) -> web.StreamResponse:
-        """Writes [DONE] and ends the response."""
-        self._buffer += b"data: [DONE]\n\n"
+    async def finish(self, *, done: bool = True) -> web.StreamResponse:
+        """Writes [DONE], if it is to be, and ends the response."""
+        if done:
+            self._buffer += b"data: [DONE]\n\n"
         await self.flush()
         await self._response.write_eof()
         return self._response

@@ -23,14 +23,10 @@ async def tokenize(request: web.Request) -> web.Response:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give prompt or messages, one of them", param="prompt", code="invalid_value")
     if body.messages is not None:
-        ids = await encode_messages(
-            served,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            add_special_tokens=bool(body.add_special_tokens),
-        )
+        ids = await encode_messages(served, body.messages, body)
     else:
-        text, special = body.prompt or "", body.add_special_tokens is not False
+        text = body.prompt or ""
+        special = body.add_special_tokens or "add_special_tokens" not in body.model_fields_set
         encode = served.tokenizer.encode
         if len(text) > LONG_TEXT:
             ids = await asyncio.to_thread(encode, text, add_special_tokens=special)

@@ -40,11 +40,7 @@ class ChatTemplate:
         **allowed: Any,
     ) -> str:
         """The prompt as text. RequestError (400) when messages, tools or variables do not fit the template."""
-        for name in allowed:
-            if name not in ALLOWED_VARIABLES:
-                known = ", ".join(sorted(ALLOWED_VARIABLES))
-                raise RequestError(f"{printable(name)!r} is not one of {known}", param="chat_template_kwargs")
-        check_plain(allowed, "chat_template_kwargs")
+        check_variables(allowed)
         variables = {
             **self._special_tokens,
             **allowed,
@@ -58,24 +54,53 @@ class ChatTemplate:
             raise RequestError(str(error), param="messages", code="chat_template_error") from error
 
 
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """RequestError (400) for a variable that a request may not set, or that is not plain JSON."""
+    for name in variables:
+        if name not in ALLOWED_VARIABLES:
+            known = ", ".join(sorted(ALLOWED_VARIABLES))
+            raise RequestError(f"{printable(name)!r} is not one of {known}", param="chat_template_kwargs")
+    check_plain(variables, "chat_template_kwargs")
+
+
 def encode_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     **allowed: Any,
 ) -> list[int]:
-    """Ids of the rendered prompt, but strings of special tokens in messages, tools and variables stay text."""
+    """Ids of the rendered prompt, but strings of special tokens in messages, tools and variables stay text.
+
+    continue_final_message: what the template puts behind the last message is left out.
+    """
     mark = tokenizer.guard.mark_value
+    marked = mark(normalize_messages(messages))
     text = template.render(
-        mark(normalize_messages(messages)),
+        marked,
         add_generation_prompt=add_generation_prompt,
         tools=mark(normalize_tools(tools)),
         **mark(allowed),
     )
+    if continue_final_message:
+        text = _up_to_the_end_of(marked[-1]["content"], text)
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _up_to_the_end_of(content: str, text: str) -> str:
+    """`text` without what follows `content`, the last message as the template printed it."""
+    for final in (content, content.strip()):
+        start = text.rfind(final)
+        if final and start >= 0:
+            return text[: start + len(final)]
+    raise RequestError(
+        "the last message is empty, or the template does not print it as it is",
+        param="continue_final_message",
+        code="invalid_value",
+    )
 
 
 def load_chat_template(tokenizer: Tokenizer, source: str = "") -> ChatTemplate | None:
