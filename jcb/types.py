@@ -282,3 +282,4 @@ class SequenceOutput:
     stop_token_id: int | None = None  # the end or stop id that ended it, if one did
     error: RequestError | None = None
     num_cached_tokens: int = 0
+    first_scheduled_time: float | None = None  # on the engine's clock

@@ -90,4 +90,5 @@ def token_output(
         token_id if reason is FinishReason.STOP else None,
         None,
         record.num_cached,
+        record.first_scheduled_time,
     )
