@@ -38,7 +38,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help venv install install-test install-bench serve test lint format golden bench-batching bench-start clean
+.PHONY: help venv install install-test install-aot install-bench serve aot test lint format golden bench-batching bench-start clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -78,7 +78,21 @@ venv: $(PY) ## make the virtual environment
 
 install: $(VENV)/.installed $(VENV)/.model-$(MODEL_PACKAGE) ## install jcb and the default model into it
 
-install-test: install $(VENV)/.installed-test
+# Compilers for chips that are not here, in a folder of their own: the packages would make JAX look for GPUs and TPUs.
+$(VENV)/.installed-aot: $(VENV)/.installed
+	@if [ "$$(uname -sm)" != "Linux x86_64" ]; then \
+		echo "the compilers for TPUs and NVIDIA GPUs exist for Linux x86_64 only: tests that need them are skipped"; \
+	else \
+		echo "installing the compilers for TPUs and NVIDIA GPUs (1 GB) ..." && \
+		jax=$$($(PY) -c 'import importlib.metadata as m; print(m.version("jaxlib"))') && \
+		$(PIP) --no-deps --upgrade --target $(VENV)/aot "jax-cuda13-plugin==$$jax" "jax-cuda13-pjrt==$$jax" \
+			'libtpu>=0.0.50' 'nvidia-cuda-nvcc>=13.0'; \
+	fi
+	@touch $@
+
+install-test: install install-aot $(VENV)/.installed-test
+
+install-aot: $(VENV)/.installed-aot ## compilers for TPUs and NVIDIA GPUs, to compile for chips that are not here
 
 install-bench: install
 	@$(PIP) --editable '.[bench]'
@@ -87,6 +101,9 @@ install-bench: install
 
 serve: install ## serve the default model; ARGS="--port 9000 ..."
 	@exec $(PY) serve.py $(ARGS)
+
+aot: install install-aot ## compile for a chip that is not here; ARGS="--config configs/... --topology v5e:2x4"
+	@$(VENV)/bin/jcb aot $(ARGS)
 
 # ---- checks ----
 

@@ -171,6 +171,31 @@ class Chat(SamplingOptions, EngineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Aot(EngineOptions):
+    """Compile every program for a chip that is not here: what it needs, whether it fits, how far from the floor."""
+
+    topology: Annotated[str, arg(help="v5e:2x2, v6e:2x4, v5p:2x2x1, tpu7x:2x2x1, h100, h200:8, b200", metavar="CHIPS")]
+    model: Annotated[
+        str | None,
+        _setting("model", 'a folder with a config.json, a GGUF file, or "preset:llama-3.1-8b"', metavar="PATH"),
+    ] = None
+    only: Annotated[
+        tuple[str, ...],
+        UseAppendAction,
+        arg(help="programs whose name contains this text", metavar="TEXT", help_behavior_hint="(default: all)"),
+    ] = ()
+    json: Annotated[bool, FlagCreatePairsOff, arg(help="print JSON instead of a table", help_behavior_hint="")] = False
+
+    def run(self) -> int:
+        """Prints the report; status 1 when something would fail on the chip."""
+        from jcb import terminal
+        from jcb.aot.chips import parse_topology
+
+        topology = parse_topology(self.topology)
+        return terminal.preflight(self.serve_config(), topology, only=self.only, as_json=self.json)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Doctor:
     """Say what this machine has and which kernels will be used."""
 
@@ -204,6 +229,7 @@ COMMANDS: dict[str, Any] = {
     "serve": Serve,
     "generate": Generate,
     "chat": Chat,
+    "aot": Aot,
     "doctor": Doctor,
     "export-tokenizer": ExportTokenizer,
 }

@@ -38,6 +38,11 @@ def load(path: str | Path, base: ServeConfig | None = None) -> ServeConfig:
         raise ValueError(f"config file {str(path)!r}: {error}") from error
 
 
+def loads(text: str) -> ServeConfig:
+    """The configuration that TOML spells, the inverse of `dump`."""
+    return _merge(ServeConfig(), tomllib.loads(text), "")
+
+
 def override(config: ServeConfig, values: Mapping[str, object]) -> ServeConfig:
     """`config` with the value of each key in `values` changed; all at once, so their order does not matter."""
     tree: dict[str, Any] = {}

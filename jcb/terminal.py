@@ -14,6 +14,7 @@ from jcb.config import ServeConfig
 from jcb.types import FinishReason, RequestError, SamplingParams
 
 if TYPE_CHECKING:
+    from jcb.aot.chips import Topology
     from jcb.engine.build import Engine
 
 ProgressCallback = Callable[[str, int, int], None]
@@ -67,6 +68,20 @@ def _amount(done: int, total: int) -> str:
     if total >= 1_000_000:  # bytes: no stage has so many of anything else
         return f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
     return f"{done} of {total}"
+
+
+def preflight(config: ServeConfig, topology: Topology, *, only: tuple[str, ...], as_json: bool) -> int:
+    """Prints what `config` needs of chips that are not here; exit status 1 when something would fail there."""
+    from jcb.aot import table
+    from jcb.aot.preflight import check
+
+    with load_progress() as progress:
+        report = check(config, topology, only=only, progress=progress)
+    if as_json:
+        print(table.to_json(report))
+    else:
+        table.show(report)
+    return 1 if report.problems else 0
 
 
 def generate(config: ServeConfig, prompts: Sequence[str], params: SamplingParams) -> int:

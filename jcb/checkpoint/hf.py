@@ -55,6 +55,11 @@ class HfCheckpoint:
         return self._files[name].tensors[name]
 
 
+def read_config(folder: Path) -> ModelConfig:
+    """The shape that a folder's config.json states, whether or not the weights are there."""
+    return model_config(Fields(load_json_object(folder / "config.json")))
+
+
 def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
     """Tensor name → the file that holds it. With an index, index and files must agree exactly."""
     if not (folder / INDEX).is_file():

@@ -27,6 +27,7 @@ from jcb.engine.memory import local_device
 from jcb.engine.resolve import layout_of, limits_of, plan_memory, resolve
 from jcb.metrics import EngineMetrics
 from jcb.models import llama
+from jcb.models.presets import PREFIX
 from jcb.scheduler.scheduler import Scheduler
 from jcb.sharding import tensor_parallel
 from jcb.steps.compile_guard import CompileGuard
@@ -61,6 +62,8 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     Raises ModelLoadError for a bad model and ValueError for a configuration that cannot work, with the numbers.
     """
     started = time.perf_counter()
+    if config.model.startswith(PREFIX):
+        raise ValueError(f"model {config.model!r} is a shape without weights, for `jcb aot` only")
     compile_cache = use_compile_cache(config.engine.compile_cache)
     checkpoint = open_checkpoint(default_model_path() if config.model == "default" else config.model)
     tokenizer = load_tokenizer(checkpoint)

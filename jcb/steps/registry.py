@@ -6,9 +6,10 @@ A step program is (prefill or decode, tokens, rows). Ladders end at the configur
 from __future__ import annotations
 
 import bisect
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -149,7 +150,7 @@ class Registry:
 
     def compile_all(self, progress: Callable[[str, int, int], None] | None = None, threads: int = 2) -> None:
         """Compile what is not compiled yet, several at a time; `progress("compile", done, total)` after each."""
-        lock, previous = threading.Lock(), threading.stack_size(_COMPILE_STACK_BYTES)
+        lock = threading.Lock()
 
         def build(key: Any) -> None:
             program = self.compile(key)
@@ -158,11 +159,8 @@ class Registry:
                 if progress is not None:
                     progress("compile", len(self.programs), len(self._todo))
 
-        try:
-            with ThreadPoolExecutor(threads, thread_name_prefix="compile") as pool:
-                list(pool.map(build, [key for key in self._todo if key not in self.programs]))
-        finally:
-            threading.stack_size(previous)
+        with compile_threads(threads) as pool:
+            list(pool.map(build, [key for key in self._todo if key not in self.programs]))
 
     def step(self, shape: StepShape) -> Callable[..., Any]:
         """The program (params, state, packed) → outputs of `shape`."""
@@ -198,6 +196,17 @@ class Registry:
 
     def _packed(self, size: int) -> Any:
         return self._placement.abstract(jax.ShapeDtypeStruct((size,), jnp.int32), PartitionSpec())
+
+
+@contextlib.contextmanager
+def compile_threads(count: int) -> Generator[ThreadPoolExecutor]:
+    """A pool whose threads have stacks deep enough for the compilers."""
+    previous = threading.stack_size(_COMPILE_STACK_BYTES)
+    try:
+        with ThreadPoolExecutor(count, thread_name_prefix="compile") as pool:
+            yield pool
+    finally:
+        threading.stack_size(previous)
 
 
 def name_of(key: Any) -> str:
