@@ -1,0 +1,109 @@
+"""Paged attention on NVIDIA Hopper GPUs in Pallas Mosaic GPU.
+
+Rows with one query and prompt tiles go through the same kernel (`gpu_attend`) with two work lists (`gpu_work`): the
+keys of a decoding row are split so that few long rows fill the chip, and a second pass (`gpu_combine`) joins its parts.
+Both write into one output in place.
+
+Blackwell (sm100) has no wgmma: there the products must be tcgen05_mma into TMEM, the softmax state and the weights
+read and written by async_load_tmem / async_store_tmem, and the barriers order the tensor core. Fetching, work lists,
+masks and the second pass would stay as they are. Until somebody writes that, these chips take the XLA path.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.layout import KVLayout
+from pallas_kernels.paged_attention.gpu_attend import attend
+from pallas_kernels.paged_attention.gpu_blocks import ROWS, GpuBlocks, current_gpu, default_blocks
+from pallas_kernels.paged_attention.gpu_combine import combine
+from pallas_kernels.paged_attention.gpu_compute import LOG2E
+from pallas_kernels.paged_attention.gpu_kernel import Kernel
+from pallas_kernels.paged_attention.gpu_work import decode_work, prefill_work
+from pallas_kernels.quantise import fold_key_scale, fold_value_scale
+
+
+def paged_attention(
+    q: jax.Array,
+    kv_pages: jax.Array,
+    layer: jax.Array,
+    page_table: jax.Array,
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    num_seqs: jax.Array,
+    *,
+    layout: KVLayout,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    kv_scales: jax.Array | None = None,
+    max_q_len: int | None = None,
+    decode_blocks: GpuBlocks | None = None,
+    prefill_blocks: GpuBlocks | None = None,
+) -> jax.Array:
+    """See `pallas_kernels.paged_attention`. decode_blocks, prefill_blocks: tile sizes; None takes the defaults."""
+    gpu = current_gpu()
+    _refuse(gpu, q, layout)
+    heads, group = layout.kv_heads, q.shape[1] // layout.kv_heads
+    decode_blocks = decode_blocks or default_blocks(gpu, layout, decoding=True)
+    prefill_blocks = prefill_blocks or default_blocks(gpu, layout, decoding=False)
+    queries = fold_key_scale(q, kv_scales).reshape(-1, heads, group, layout.head_dim)
+    by_head = queries.swapaxes(0, 1).reshape(heads, -1, layout.head_dim)
+
+    def kernel(blocks: GpuBlocks, *, split: bool) -> Kernel:
+        pages, width = kv_pages.shape[1], page_table.shape[1]
+        return Kernel(
+            layout, blocks, split, pages, width, group, scale, sliding_window, soft_cap, sinks is not None, q.dtype
+        )
+
+    q_lens, q_starts = cu_q_lens[1:] - cu_q_lens[:-1], cu_q_lens[:-1]
+    live = jnp.arange(kv_lens.shape[0], dtype=jnp.int32) < num_seqs
+    fixed = (layer, page_table, by_head, kv_pages, _tile_sinks(sinks, heads, group), _cost(q, page_table, layout))
+    out = jax.new_ref(jnp.zeros_like(queries))
+    lens = jnp.where(live & (q_lens == 1), kv_lens, 0)
+    work, splits = decode_work(lens, q_starts, heads, sliding_window, decode_blocks)
+    combine(attend(kernel(decode_blocks, split=True), work, *fixed), splits, q_starts, out)
+    if max_q_len != 1:
+        prefill = kernel(prefill_blocks, split=False)
+        chunks = jnp.where(live & (q_lens > 1), q_lens, 0)
+        tile = prefill.query_tiles * prefill.tokens
+        tiles = prefill_work(kv_lens, q_starts, chunks, q.shape[0], tile, heads, sliding_window, prefill_blocks)
+        attend(prefill, tiles, *fixed, out)
+    return fold_value_scale(jax.freeze(out).reshape(q.shape), kv_scales)
+
+
+def _refuse(gpu, q: jax.Array, layout: KVLayout) -> None:
+    if gpu is not None and not gpu.is_hopper:
+        raise NotImplementedError(f"the kernel is for Hopper GPUs (wgmma), this is a {gpu.kind}")
+    if q.dtype != jnp.bfloat16:
+        raise NotImplementedError(f"tensor cores would round {q.dtype} queries; the kernel takes bfloat16")
+    if layout.dtype == "float32":
+        raise NotImplementedError("tensor cores would round a float32 cache to 10 bits (tf32)")
+    if layout.head_dim not in (64, 128, 256):
+        raise NotImplementedError(f"head_dim must be 64, 128 or 256, not {layout.head_dim}")
+    if layout.page_size < 16 or layout.page_size & (layout.page_size - 1):
+        raise NotImplementedError(f"pages must hold 16, 32, 64, ... tokens, not {layout.page_size}")
+    if q.shape[1] // layout.kv_heads > ROWS:
+        raise NotImplementedError(f"at most {ROWS} query heads a KV head, not {q.shape[1] // layout.kv_heads}")
+
+
+def _tile_sinks(sinks: jax.Array | None, heads: int, group: int) -> jax.Array:
+    """Sinks in base 2 by query row of a tile: f32[K, 64]."""
+    if sinks is None:
+        return jnp.zeros((heads, ROWS), jnp.float32)
+    by_head = sinks.astype(jnp.float32).reshape(heads, group) * LOG2E
+    return jnp.tile(by_head, (1, -(-ROWS // group)))[:, :ROWS]
+
+
+def _cost(q: jax.Array, page_table: jax.Array, layout: KVLayout) -> pl.CostEstimate:
+    """What a call does when every row of the page table is full."""
+    rows, width = page_table.shape
+    pairs = max(q.shape[0], rows) * q.shape[1] * width * layout.page_size
+    return pl.CostEstimate(
+        flops=4 * pairs * layout.head_dim,
+        transcendentals=pairs,
+        bytes_accessed=rows * width * layout.page_bytes + 2 * q.size * q.dtype.itemsize,
+    )

@@ -1,0 +1,67 @@
+"""The second pass of split decoding on GPUs: the parts of each row become its result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_attention.gpu_work import Splits
+
+_FLOOR = -1e30
+
+
+def combine(parts: tuple[jax.Array, jax.Array], splits: Splits, q_starts: jax.Array, out: Any) -> None:
+    """Write rows that have parts into the Ref `out` [T, K, G, H] at their tokens.
+
+    parts: results and log2 of softmax sums, f32[items, parts, G rounded up to 8, H], see `gpu_attend`.
+    """
+    rows, (_, per_item, height, head_dim), heads = q_starts.shape[0], parts[0].shape, out.shape[1]
+    group = out.shape[2]
+
+    def body(results: Any, sums: Any, first: Any, count: Any, tokens: Any, out: Any, result: Any) -> None:
+        row, head = lax.axis_index("row"), lax.axis_index("head")
+
+        @pl.when(count[row] > 0)
+        def _join() -> None:
+            def add(part: jax.Array, carry: tuple) -> tuple:
+                weighted, largest, total = carry
+                item = first[row] + lax.div(part, jnp.int32(per_item)) * heads + head
+                where = (item, lax.rem(part, jnp.int32(per_item)))
+                value, level = (
+                    plgpu.load(results.at[where], optimized=False),
+                    plgpu.load(sums.at[where], optimized=False),
+                )
+                top = jnp.maximum(largest, level)
+                decay, weight = jnp.exp2(largest - top), jnp.exp2(level - top)
+                return weighted * decay + value * weight, top, total * decay + weight
+
+            shape = (height, head_dim)
+            strided = plgpu.Layout.WG_STRIDED(shape, vec_size=2)
+            zeros, floor = (plgpu.layout_cast(jnp.full(shape, value, jnp.float32), strided) for value in (0.0, _FLOOR))
+            initial = (zeros, floor, zeros)
+            weighted, _, total = lax.fori_loop(0, count[row] * per_item, add, initial)
+            result[...] = (weighted / total).astype(out.dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(result.at[pl.ds(0, group)], out.at[tokens[row], head])
+            plgpu.wait_smem_to_gmem(0)
+
+    plgpu.kernel(
+        body,
+        scratch_types=[plgpu.SMEM((height, head_dim), out.dtype)],
+        grid=(rows, heads),
+        grid_names=("row", "head"),
+        num_threads=1,
+        kernel_name="paged_attention_combine",
+        thread_name="warpgroup",
+        cost_estimate=pl.CostEstimate(
+            flops=4 * rows * heads * height * head_dim,
+            transcendentals=2 * rows * heads * height * head_dim,
+            bytes_accessed=2 * parts[0].size * 4 + rows * heads * group * head_dim * jnp.dtype(out.dtype).itemsize,
+        ),
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
+    )(*parts, *splits, q_starts, out)
