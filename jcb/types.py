@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -60,12 +61,52 @@ class RequestError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Structured:
+    """What an answer must look like, as text that `jcb.structured` compiles.
+
+    kind: "json" (a JSON schema), "regex", "choice" (a JSON list of strings) or "grammar" (Lark or GBNF).
+    param: the request field it came from, for refusals.
+    """
+
+    kind: Literal["json", "regex", "choice", "grammar"]
+    source: str
+    param: str = "structured_outputs"
+
+
+class Matcher(Protocol):
+    """How far one answer has followed its grammar. A copy belongs to one sequence and knows nothing of the device.
+
+    accepts: the answer could end here. is_complete: it must end here. mask: i32[ceil(V / 32)], bit i of word w is set
+    where token 32 w + i may come next; never changed once given out. error: why it cannot go on, or None.
+    """
+
+    accepts: bool
+    is_complete: bool
+    mask: np.ndarray
+    error: RequestError | None
+
+    def advance(self, token_id: int, held_back: frozenset[int]) -> None:
+        """Take in the next token; those of `held_back` are then left out of the mask, unless nothing else is left."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled `Structured`, shared by every sequence that follows it. end_ids: tokens that end an answer."""
+
+    end_ids: frozenset[int]
+
+    def start(self, held_back: frozenset[int]) -> Matcher:
+        """A matcher at the beginning of an answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen and when to stop. Validated once, by `jcb.engine.admission.validate`.
 
     temperature: 0 (or below 1e-4) is greedy. top_k: 0 or -1 is off. seed: None draws fresh entropy.
     logprobs / prompt_logprobs: None is off, else the number of alternatives (0 = the chosen token only).
-    allowed_token_ids: None allows all. max_tokens: None means up to the model's length.
+    allowed_token_ids: None allows all. max_tokens: None means up to the model's length. structured: None is free text.
     """
 
     n: int = 1
@@ -88,6 +129,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
+    structured: Structured | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -107,7 +149,7 @@ class Request:
     request_id: unique inside the engine. arrival_time: seconds on the engine's monotonic clock.
     priority: lower runs first under the priority policy. namespace: cache scope (tenant and cache salt);
     prefixes are shared inside one namespace only. eos_token_ids: the model's end ids (empty if ignored).
-    seed: 64 bits, always set (the caller draws it when the user gave none).
+    seed: 64 bits, always set (the caller draws it when the user gave none). grammar: params.structured, compiled.
     """
 
     request_id: str
@@ -119,6 +161,7 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     seed: int = 0
     max_tokens: int = 16  # resolved: params.max_tokens clipped to the model's length
+    grammar: Grammar | None = None
 
 
 class SequenceStatus(enum.Enum):
@@ -213,6 +256,7 @@ class ScheduledRow:
     page_table: tuple[int, ...]
     num_output: int  # tokens generated before this row's sample (penalties, min_tokens)
     next_token: int  # id at position start + q_len where known (prompt logprobs), else -1
+    mask: np.ndarray | None = None  # i32[ceil(V / 32)] ids that may be sampled, where a grammar says so
 
     @property
     def kv_len(self) -> int:
@@ -283,3 +327,4 @@ class SequenceOutput:
     error: RequestError | None = None
     num_cached_tokens: int = 0
     first_scheduled_time: float | None = None  # on the engine's clock
+    may_stop: bool = True  # False: a stop string must not cut it here, its grammar needs more

@@ -17,6 +17,7 @@ from jcb.types import (
     FinishReason,
     Logprobs,
     Request,
+    RequestError,
     RowKind,
     SamplingParams,
     ScheduledRow,
@@ -41,6 +42,79 @@ def attend(cells: Iterable[int], vocab_size: int) -> int:
 
 def logprob_of(cell: int) -> float:
     return -(cell % 1009) / 64.0
+
+
+def pick(wanted: int, mask: np.ndarray, vocab_size: int) -> int:
+    """The first id from `wanted` on, around the vocabulary, that `mask` allows."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:vocab_size]
+    return (wanted + int(np.argmax(np.roll(bits, -wanted)))) % vocab_size
+
+
+class CountingGrammar:
+    """Allows token t behind a sum s of tokens where (s + t) % 3 == 0, ends where s % 12 == 0; needs no library.
+
+    The sum begins at `first`. An end id is one more that is allowed where the grammar accepts.
+    """
+
+    def __init__(self, vocab_size: int, *, first: int = 1, end_ids: Iterable[int] = ()) -> None:
+        self.vocab_size, self.first, self.end_ids = vocab_size, first, frozenset(end_ids)
+
+    def start(self, held_back: frozenset[int]) -> CountingMatcher:
+        return CountingMatcher(self, held_back)
+
+
+class CountingMatcher:
+    """One answer's sum; its error after `fails_after` tokens stands for a grammar that became too complex."""
+
+    fails_after = 1_000
+
+    def __init__(self, grammar: CountingGrammar, held_back: frozenset[int]) -> None:
+        self.grammar, self.sum, self.tokens, self.error = grammar, grammar.first, [], None
+        self._look(held_back)
+
+    def advance(self, token_id: int, held_back: frozenset[int]) -> None:
+        assert self.mask[token_id // 32] >> (token_id % 32) & 1, f"{token_id} is not allowed after {self.tokens}"
+        self.tokens.append(token_id)
+        self.sum += token_id
+        self._look(held_back)
+
+    def _look(self, held_back: frozenset[int]) -> None:
+        self.accepts = self.sum % 3 == 0
+        self.is_complete = bool(self.tokens) and self.sum % 12 == 0
+        ids = {t for t in range(self.grammar.vocab_size) if (self.sum + t) % 3 == 0} - self.grammar.end_ids
+        ids |= self.grammar.end_ids if self.accepts else set()
+        bits = np.zeros(-(-self.grammar.vocab_size // 32) * 32, np.uint8)
+        bits[list(ids - held_back or ids)] = 1
+        self.mask = np.packbits(bits, bitorder="little").view(np.int32)
+        if len(self.tokens) >= self.fails_after:
+            self.error = RequestError("too complex", code="grammar_failed")
+
+
+def reference_guided_tokens(
+    prompt: Iterable[int],
+    max_tokens: int,
+    grammar: CountingGrammar,
+    *,
+    eos_ids: Iterable[int] = (),
+    min_tokens: int = 0,
+) -> list[int]:
+    """The oracle for a request with a grammar: `eos_ids` are its only stop ids."""
+    cells: list[int] = []
+    for token_id in prompt:
+        cells.append(extend(cells[-1] if cells else 0, token_id))
+    output: list[int] = []
+    held = frozenset(eos_ids if min_tokens > 0 else ())
+    matcher = grammar.start(held)
+    while len(output) < max_tokens:
+        token_id = pick(attend(cells, grammar.vocab_size), matcher.mask, grammar.vocab_size)
+        output.append(token_id)
+        if token_id in eos_ids and matcher.accepts and len(output) > min_tokens:
+            break
+        matcher.advance(token_id, frozenset(eos_ids if len(output) < min_tokens else ()))
+        if matcher.is_complete:
+            break
+        cells.append(extend(cells[-1], token_id))
+    return output
 
 
 def reference_tokens(
@@ -72,9 +146,8 @@ def reference_prompt_logprobs(prompt: Iterable[int]) -> list[tuple[int, float]]:
 
 def make_request(request_id: str, prompt: Iterable[int], max_tokens: int = 8, **fields: Any) -> Request:
     """A request with `fields` sorted into SamplingParams and Request by name."""
-    own = {
-        name: fields.pop(name) for name in ("priority", "arrival_time", "namespace", "eos_token_ids") if name in fields
-    }
+    names = ("priority", "arrival_time", "namespace", "eos_token_ids", "grammar")
+    own = {name: fields.pop(name) for name in names if name in fields}
     params = SamplingParams(max_tokens=max_tokens, **fields)
     return Request(request_id=request_id, prompt_token_ids=tuple(prompt), params=params, max_tokens=max_tokens, **own)
 
@@ -143,7 +216,7 @@ class HashExecutor:
             cells = before + self._read(row, row.start, row.kv_len)
             if row.samples:
                 wrong = self.wrong_token(row)
-                token_ids[index] = attend(cells, self.limits.vocab_size) if wrong is None else wrong
+                token_ids[index] = self._sample(row, cells) if wrong is None else wrong
                 self._last_token[row.slot] = int(token_ids[index])
                 logprobs[index] = logprob_of(cells[-1])
                 top_ids[index] = np.arange(MAX_LOGPROBS)
@@ -151,6 +224,10 @@ class HashExecutor:
             if row.sequence.request.params.prompt_logprobs is not None:
                 prompt_logprobs[index] = self._score(row, cells)
         return StepResult(plan.step_id, token_ids, logprobs, top_ids, top_logprobs, finite, prompt_logprobs)
+
+    def _sample(self, row: ScheduledRow, cells: list[int]) -> int:
+        wanted = attend(cells, self.limits.vocab_size)
+        return wanted if row.mask is None else pick(wanted, row.mask, self.limits.vocab_size)
 
     def _score(self, row: ScheduledRow, cells: list[int]) -> list[Logprobs]:
         following = [*row.token_ids[1:], row.next_token]
@@ -208,6 +285,8 @@ class HashExecutor:
             "new a second time": row.kind is RowKind.NEW and row.sequence in self._seen,
             "resumed the first time": row.kind is RowKind.RESUMED and row.sequence not in self._seen,
             "next token": not row.samples and row.next_token < 0,
+            "mask": (row.mask is not None) != (row.samples and row.sequence.request.grammar is not None),
+            "pending under a grammar": row.mask is not None and -1 in row.token_ids,
         }
         self.violations += [f"{row.sequence.request_id}: {what}" for what, broken in rules.items() if broken]
         self._owner[row.slot] = row.sequence
@@ -282,6 +361,14 @@ class Bench:
         params = request.params
         stop_ids = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
         room = self.limits.max_model_len - len(request.prompt_token_ids)
+        if isinstance(request.grammar, CountingGrammar):
+            return reference_guided_tokens(
+                request.prompt_token_ids,
+                min(request.max_tokens, room),
+                request.grammar,
+                eos_ids=request.eos_token_ids,
+                min_tokens=params.min_tokens,
+            )
         return reference_tokens(
             request.prompt_token_ids,
             min(request.max_tokens, room),

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jcb.config import Limits
-from jcb.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS, Request, RequestError, SamplingParams
+from jcb.structured.check import check
+from jcb.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS, Grammar, Request, RequestError, SamplingParams
 
 MAX_N = 16
 MAX_STOP_STRINGS = 16
@@ -45,9 +46,11 @@ def make_requests(
     priority: int = 0,
     namespace: str = "",
     arrival_time: float = 0.0,
+    grammar: Grammar | None = None,
 ) -> list[Request]:
     """One engine request a choice, all with the same prompt; choice i draws with seed f(seed, i).
 
+    grammar: `params.structured`, compiled.
     `request_id` must be unique in the engine; the choices are `request_id-0` … `request_id-(n-1)`.
     An explicit max_tokens that does not fit behind the prompt is refused, None takes what is left.
     """
@@ -67,6 +70,7 @@ def make_requests(
             eos_token_ids=() if params.ignore_eos else model.eos_token_ids,
             seed=choice_seed(seed, i),
             max_tokens=max_tokens,
+            grammar=grammar,
         )
         for i in range(params.n)
     ]
@@ -108,12 +112,23 @@ def validate(params: SamplingParams, model: ModelInfo) -> SamplingParams:
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
         if params.min_tokens and ends.issuperset(params.allowed_token_ids):
             raise _invalid("allowed_token_ids", "must hold an id that does not end the answer where min_tokens is set")
+    if params.structured is not None:
+        check_structured(params)
     return dataclasses.replace(
         params,
         top_k=0 if params.top_k == -1 or params.top_k >= vocab_size else params.top_k,
         stop_token_ids=tuple(params.stop_token_ids),
         stop=tuple(params.stop),
     )
+
+
+def check_structured(params: SamplingParams) -> None:
+    """RequestError for a grammar that is too large, or that comes with other rules that could leave it no token."""
+    if params.structured is None:
+        return
+    check(params.structured)
+    if params.allowed_token_ids is not None:
+        raise _invalid("allowed_token_ids", f"cannot be used together with {params.structured.param}")
 
 
 def check_prompt(token_ids: Sequence[int], model: ModelInfo) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jcb.config import Limits
-from jcb.steps import inputs, outputs, slot
+from jcb.steps import inputs, mask, outputs, slot
 from jcb.steps.compile_guard import CompileGuard
 from jcb.steps.registry import Registry
 from jcb.types import RowKind, StepPlan, StepResult
@@ -61,6 +61,8 @@ class DeviceExecutor:
             if row.kind is not RowKind.CONTINUED and slot.needs_slot(row.sequence.request):
                 content = slot.pack(row.sequence, self._limits.vocab_size, self._limits.max_model_len)
                 self._state = self.registry.load_slot(self._state, content)
+        for content in mask.pack(plan, self._limits.vocab_size, self._num_slots):
+            self._state = self.registry.load_masks(self._state, content)
         self._state, *arrays = self.registry.step(shape)(self._params, self._state, packed)
         wanted = any(row.wants_prompt_logprobs for row in plan.rows)
         handle = Handle(plan, arrays[0], arrays[1] if wanted else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jcb.types import Sequence
+from jcb.types import Matcher, Sequence
 
 Order = tuple[int, float, int]
 """Precedence of a sequence, smallest first: priority, arrival, number of the request."""
@@ -27,4 +27,5 @@ class Record(Sequence):
     num_generated_before: int = 0  # residency: tokens generated when it began
     has_yielded: bool = False  # it has waited a step for pages that another was filling
     num_prompt_logprobs: int = 0  # prompt positions whose log-probabilities were delivered
+    matcher: Matcher | None = None  # has taken in its output tokens; None when it follows no grammar
     must_prove: int = 0  # length it has to reach alone after having been in a failed step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from jcb.config import SchedulerConfig
+from jcb.scheduler import guided
 from jcb.scheduler.policy import RETRY_AFTER_SECONDS
 from jcb.scheduler.record import Record
 from jcb.types import FinishReason, Logprobs, RequestError, ScheduledRow, SequenceOutput, StepResult
@@ -81,14 +82,16 @@ def token_output(
 ) -> SequenceOutput:
     """The token just taken, and the end if it was the last."""
     reason = record.finish_reason
+    by_stop_id = reason is FinishReason.STOP and not (record.matcher is not None and record.matcher.is_complete)
     return SequenceOutput(
         record.request.request_id,
         (token_id,),
         logprobs,
         prompt_logprobs,
         reason,
-        token_id if reason is FinishReason.STOP else None,
+        token_id if by_stop_id else None,
         None,
         record.num_cached,
         record.first_scheduled_time,
+        guided.may_stop(record),
     )

@@ -12,7 +12,7 @@ import bisect
 from operator import attrgetter
 
 from jcb.config import Limits, SchedulerConfig
-from jcb.scheduler import policy, results
+from jcb.scheduler import guided, policy, results
 from jcb.scheduler.draft import Draft
 from jcb.scheduler.pages import PageLedger
 from jcb.scheduler.record import Record
@@ -82,6 +82,7 @@ class Scheduler:
             limit=policy.generation_limit(request, self._limits),
             stop_ids=policy.stop_ids(request),
         )
+        guided.begin(record)
         self._roster.enter(record, now + self._config.queue_timeout)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> SequenceOutput | None:
@@ -160,7 +161,7 @@ class Scheduler:
                 continue  # preempted a moment ago for an older one
             if record.num_tokens - record.num_computed > 1:
                 unfinished.append(record)
-            elif record.num_generated < record.limit:
+            elif record.num_generated < record.limit and not guided.must_wait(record):
                 self._plan_row(draft, record, 1)
         for record in unfinished:
             if record.slot >= 0:
@@ -284,6 +285,7 @@ class Scheduler:
             record.page_table,
             record.num_generated,
             -1 if samples else record.token(end),
+            guided.mask_of(record) if samples else None,
         )
         record.num_computed = end
         if samples:
@@ -327,9 +329,11 @@ class Scheduler:
         if record.first_token_time is None:
             record.first_token_time = now
         self._pages.publish(record)
-        reason = policy.end_after(record, token_id)
+        reason = (policy if record.matcher is None else guided).end_after(record, token_id)
         if reason is not None:
             self._end(record, reason)
+        elif record.matcher is not None and record.matcher.error is not None:
+            return self._finish(record, FinishReason.ERROR, record.matcher.error)
         return results.token_output(record, token_id, view.logprobs(index, record), prompt_logprobs)
 
     def _finish(self, record: Record, reason: FinishReason, error: RequestError | None = None) -> SequenceOutput:

@@ -26,7 +26,7 @@ _FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition
 _WIDTH = len(ROW_FIELDS)
 _LEAST_REPETITION = 1e-6  # smaller ones rank no token differently, but logits over them overflow
 
-SAMPLES, USES_BIAS, USES_PENALTIES, SUPPRESSES_STOP, WANTS_PROMPT_LOGPROBS = (1 << bit for bit in range(5))
+SAMPLES, USES_BIAS, USES_PENALTIES, SUPPRESSES_STOP, WANTS_PROMPT_LOGPROBS, USES_MASK = (1 << bit for bit in range(6))
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,15 @@ def _views(packed: Any, shape: StepShape) -> tuple[Any, Any, Any]:
 
 
 def row_flags(row: ScheduledRow) -> int:
-    """What the row's request asks of the step, as bits."""
+    """What the row's request asks of the step, as bits. A mask has held back the ids that end an answer already."""
     params = row.sequence.request.params
     return (
         SAMPLES * row.samples
         + USES_BIAS * bool(params.logit_bias or params.allowed_token_ids is not None)
         + USES_PENALTIES * params.has_penalties
-        + SUPPRESSES_STOP * (row.num_output < params.min_tokens)
+        + SUPPRESSES_STOP * (row.num_output < params.min_tokens and row.mask is None)
         + WANTS_PROMPT_LOGPROBS * row.wants_prompt_logprobs
+        + USES_MASK * (row.mask is not None)
     )
 
 

@@ -24,7 +24,7 @@ from jcb.config import Limits, SchedulerConfig
 from jcb.models import llama
 from jcb.models.params import abstract, partition_specs
 from jcb.sharding import Placement
-from jcb.steps import slot
+from jcb.steps import mask, slot
 from jcb.steps.inputs import StepShape
 from jcb.steps.state import DeviceState, init_state, state_specs
 from jcb.steps.step import StepStatics, decode_step, prefill_step
@@ -103,7 +103,7 @@ class Shapes:
 
 
 class Registry:
-    """The compiled programs of one engine: one per step shape, the slot program, and the initial state.
+    """The compiled programs of one engine: one per step shape, the slot and mask programs, and the initial state.
 
     statics: of the whole model, whatever `placement` makes of it.
     """
@@ -132,6 +132,7 @@ class Registry:
         shardings = placement.shardings(self._state_specs)
         self._todo: dict[Any, Callable[[], Any]] = {"init": lambda: jax.jit(make, out_shardings=shardings).lower()}
         self._todo["slot"] = self._lower_slot
+        self._todo["mask"] = self._lower_mask
         local = statics.split(placement)
         for shape in (*self.shapes.decode, *self.shapes.prefill):
             self._todo[shape] = partial(self._lower_step, local, shape)
@@ -141,7 +142,7 @@ class Registry:
 
     @property
     def keys(self) -> tuple[Any, ...]:
-        """What there is to compile: "init", "slot" and every step shape."""
+        """What there is to compile: "init", "slot", "mask" and every step shape."""
         return tuple(self._todo)
 
     def compile(self, key: Any) -> Program:
@@ -174,6 +175,10 @@ class Registry:
         """Run the slot program; `state` is consumed."""
         return self.programs["slot"].call(state, packed)
 
+    def load_masks(self, state: DeviceState, packed: np.ndarray) -> DeviceState:
+        """Run the mask program; `state` is consumed."""
+        return self.programs["mask"].call(state, packed)
+
     @property
     def temp_bytes(self) -> int:
         """Temporaries of the hungriest program."""
@@ -189,6 +194,9 @@ class Registry:
 
     def _lower_slot(self) -> Any:
         return self._lower_load(slot.load_slot, slot.packed_size(self._limits.vocab_size, self._limits.max_model_len))
+
+    def _lower_mask(self) -> Any:
+        return self._lower_load(mask.load_masks, mask.packed_size(self._limits.vocab_size))
 
     def _lower_load(self, function: Callable[..., DeviceState], size: int) -> Any:
         out = self._placement.shardings(self._state_specs)

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jcb.steps.inputs import SUPPRESSES_STOP, USES_BIAS, USES_PENALTIES, Rows
+from jcb.steps.inputs import SUPPRESSES_STOP, USES_BIAS, USES_MASK, USES_PENALTIES, Rows
+from jcb.steps.mask import allowed
 from jcb.steps.state import DeviceState
 from jcb.types import MAX_LOGPROBS
 
@@ -34,6 +35,7 @@ def sample(logits: jax.Array, rows: Rows, positions: jax.Array, state: DeviceSta
     adjusted = jax.lax.cond(
         jnp.any(adjusts), lambda x: jnp.where(adjusts[:, None], adjust(x, rows, state), x), lambda x: x, logits
     )
+    adjusted = jax.lax.cond(jnp.any(rows.has(USES_MASK)), lambda x: restrict(x, rows, state), lambda x: x, adjusted)
     best = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
     random = rows.temperature > 0
     token_ids = jax.lax.cond(
@@ -70,6 +72,12 @@ def adjust(logits: jax.Array, rows: Rows, state: DeviceState) -> jax.Array:
     logits = logits + jnp.where(rows.has(USES_BIAS)[:, None], state.bias[slots], 0.0)
     held = jnp.where(rows.has(SUPPRESSES_STOP)[:, None], state.stop_ids[slots], logits.shape[1])
     return jax.vmap(lambda row, ids: row.at[ids].set(-jnp.inf, mode="drop"))(logits, held)
+
+
+def restrict(logits: jax.Array, rows: Rows, state: DeviceState) -> jax.Array:
+    """Logits with -inf for the ids that a row's grammar does not allow next."""
+    masks = state.mask[jnp.minimum(rows.slot, state.mask.shape[0] - 1)]
+    return jnp.where(allowed(masks, logits.shape[1]) | ~rows.has(USES_MASK)[:, None], logits, -jnp.inf)
 
 
 def draw(logits: jax.Array, rows: Rows, positions: jax.Array) -> jax.Array:

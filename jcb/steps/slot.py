@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jcb.steps.state import STOP_WIDTH, DeviceState
+from jcb.steps.state import STOP_WIDTH, DeviceState, mask_words
 from jcb.types import MAX_LOGIT_BIAS, Request, Sequence
 
 _HEADER = 4  # slot, prompt length, length, whether only listed ids are allowed
@@ -29,7 +29,7 @@ def needs_slot(request: Request) -> bool:
 
 def packed_size(vocab_size: int, max_model_len: int) -> int:
     """Length of the packed array: header, bias ids and values, stop ids, allowed bits, token ids."""
-    return _ALLOWED + _words(vocab_size) + max_model_len
+    return _ALLOWED + mask_words(vocab_size) + max_model_len
 
 
 def pack(sequence: Sequence, vocab_size: int, max_model_len: int) -> np.ndarray:
@@ -50,10 +50,10 @@ def pack(sequence: Sequence, vocab_size: int, max_model_len: int) -> np.ndarray:
     packed[_BIAS_VALUES : _BIAS_VALUES + len(values)] = values.view(np.int32)
     stop_ids = sorted({*params.stop_token_ids, *request.eos_token_ids})
     packed[_STOP_IDS : _STOP_IDS + len(stop_ids)] = stop_ids
-    allowed = packed[_ALLOWED : _ALLOWED + _words(vocab_size)].view(np.uint32)
+    allowed = packed[_ALLOWED : _ALLOWED + mask_words(vocab_size)].view(np.uint32)
     ids = np.array(params.allowed_token_ids or (), np.int64)
     np.bitwise_or.at(allowed, ids // 32, np.left_shift(np.uint32(1), (ids % 32).astype(np.uint32)))
-    packed[_ALLOWED + _words(vocab_size) :][: len(tokens)] = tokens
+    packed[_ALLOWED + mask_words(vocab_size) :][: len(tokens)] = tokens
     return packed
 
 
@@ -61,7 +61,7 @@ def load_slot(state: DeviceState, packed: jax.Array) -> DeviceState:
     """`state` with the rows of one slot rebuilt from `packed`."""
     vocab = state.seen.shape[1]
     slot, prompt_len, length, restricted = packed[0], packed[1], packed[2], packed[3] != 0
-    tokens = packed[_ALLOWED + _words(vocab) :]
+    tokens = packed[_ALLOWED + mask_words(vocab) :]
     index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     prompt_ids = jnp.where(index < prompt_len, tokens, vocab)
     output_ids = jnp.where((index >= prompt_len) & (index < length), tokens, vocab)
@@ -77,7 +77,3 @@ def load_slot(state: DeviceState, packed: jax.Array) -> DeviceState:
         bias=state.bias.at[slot].set(bias),
         stop_ids=state.stop_ids.at[slot].set(packed[_STOP_IDS:_ALLOWED]),
     )
-
-
-def _words(vocab_size: int) -> int:
-    return -(-vocab_size // 32)

@@ -25,8 +25,8 @@ STOP_WIDTH = MAX_STOP_TOKEN_IDS + 16
 class DeviceState:
     """The cache and what the device knows of each slot. Donated to every step, returned by it.
 
-    The rows of `seen`, `bias` and `stop_ids` mean something only for sequences that asked for them: the slot
-    program writes them before such a sequence runs, and each row of a step says which of them it uses.
+    The rows of `seen`, `bias`, `stop_ids` and `mask` mean something only for sequences that asked for them: the slot
+    and mask programs write them before such a sequence runs, and each row of a step says which of them it uses.
     """
 
     kv_pages: jax.Array  # [L, P, *page]
@@ -34,6 +34,12 @@ class DeviceState:
     seen: jax.Array  # i32[slots, V] twice how often a token was generated, plus 1 if the prompt holds it
     bias: jax.Array  # f32[slots, V] added to the logits; -inf forbids a token
     stop_ids: jax.Array  # i32[slots, STOP_WIDTH] padded with V
+    mask: jax.Array  # i32[slots, mask_words(V)] bit i of word w: whether id 32 w + i may be sampled
+
+
+def mask_words(vocab_size: int) -> int:
+    """32-bit words that hold a bit for each id."""
+    return -(-vocab_size // 32)
 
 
 def init_state(layout: KVLayout, num_layers: int, num_pages: int, num_slots: int, vocab_size: int) -> DeviceState:
@@ -44,6 +50,7 @@ def init_state(layout: KVLayout, num_layers: int, num_pages: int, num_slots: int
         seen=jnp.zeros((num_slots, vocab_size), jnp.int32),
         bias=jnp.zeros((num_slots, vocab_size), jnp.float32),
         stop_ids=jnp.full((num_slots, STOP_WIDTH), vocab_size, jnp.int32),
+        mask=jnp.full((num_slots, mask_words(vocab_size)), -1, jnp.int32),
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from jcb.types import FinishReason, RequestError
-from tests.fakes import Bench, reference_prompt_logprobs
+from tests.fakes import Bench, CountingGrammar, reference_prompt_logprobs
 
 CONFIGS = st.fixed_dictionaries(
     {
@@ -33,6 +33,7 @@ ASKS = st.fixed_dictionaries(
         "namespace": st.sampled_from(["", "", "other"]),
         "min_tokens": st.integers(0, 4),
         "prompt_logprobs": st.sampled_from([None, None, None, 2]),
+        "is_guided": st.sampled_from([False, False, True]),
     }
 )
 ENDED_WELL = (FinishReason.STOP, FinishReason.LENGTH)
@@ -81,8 +82,9 @@ class CoreMachine(RuleBasedStateMachine):
         for ask in asks:
             self.submit_one(**ask)
 
-    def submit_one(self, prompt, follows, max_tokens, **fields):
+    def submit_one(self, prompt, follows, max_tokens, is_guided, **fields):
         bench = self.bench
+        stops = {"grammar": CountingGrammar(31, end_ids=(5,))} if is_guided else {"stop_token_ids": (7,)}
         if follows and bench.requests:
             before = list(bench.requests)[-1]
             prompt = [*bench.requests[before].prompt_token_ids, *bench.tokens[before], *prompt][:24]
@@ -90,9 +92,7 @@ class CoreMachine(RuleBasedStateMachine):
         fits = limits.pages_for(min(len(prompt) + max_tokens, limits.max_model_len)) <= limits.usable_pages
         name = f"r{len(bench.requests)}"
         try:
-            bench.add(
-                name, prompt, max_tokens, arrival_time=bench.now, eos_token_ids=(5,), stop_token_ids=(7,), **fields
-            )
+            bench.add(name, prompt, max_tokens, arrival_time=bench.now, eos_token_ids=(5,), **stops, **fields)
         except RequestError:
             assert not fits
         else:
@@ -139,10 +139,10 @@ class CoreMachine(RuleBasedStateMachine):
         undisturbed = not (scheduler._suspects or bench.config.preempt_every)
         oldest = next(iter(scheduler._roster.running()), None)
         resets = bench.executor.num_resets
-        before = None if oldest is None else (oldest.num_computed, oldest.num_tokens)
+        before = None if oldest is None else (oldest.num_computed, oldest.num_tokens, -oldest.num_pending)
         bench.step()
         if oldest is not None and undisturbed and bench.executor.num_resets == resets:
-            after = oldest.num_computed, oldest.num_tokens
+            after = oldest.num_computed, oldest.num_tokens, -oldest.num_pending
             assert oldest.finish_reason is not None or after > before, "the oldest stood still"
 
     def check_end(self, name):
@@ -150,7 +150,9 @@ class CoreMachine(RuleBasedStateMachine):
         end, tokens, expected = bench.ends[name], bench.tokens[name], bench.expected(name)
         if end.finish_reason in ENDED_WELL:
             assert tokens == expected
-            assert end.finish_reason is (FinishReason.STOP if end.stop_token_id is not None else FinishReason.LENGTH)
+            grammar = bench.requests[name].grammar
+            is_whole = end.stop_token_id is not None or (grammar and (grammar.first + sum(tokens)) % 12 == 0)
+            assert end.finish_reason is (FinishReason.STOP if is_whole else FinishReason.LENGTH)
             return
         assert tokens == expected[: len(tokens)]
         if end.finish_reason is FinishReason.ABORT:

@@ -1,0 +1,1 @@
+"""Structured output: from a schema, regex, choice or grammar to the ids that each next token may be."""

@@ -1,0 +1,69 @@
+"""What a structured request may ask for, checked before anything is compiled."""
+
+from __future__ import annotations
+
+import json
+
+from jcb.types import RequestError, Structured
+
+MAX_SOURCE = {"json": 65_536, "regex": 2_048, "choice": 65_536, "grammar": 65_536}
+"""Characters, by kind."""
+
+MAX_DEPTH = 64
+MAX_NODES = 2_000
+MAX_CHOICES = 1_000
+
+
+def check(structured: Structured) -> None:
+    """RequestError 400 that names the field when `structured` is too large or no text of its kind."""
+    size, most = len(structured.source), MAX_SOURCE[structured.kind]
+    if size > most:
+        raise refusal(structured, f"has {size:,} characters, at most {most:,} are allowed")
+    if not structured.source.strip():
+        raise refusal(structured, "is empty")
+    if not structured.source.isascii():
+        try:
+            structured.source.encode()
+        except UnicodeEncodeError:
+            raise refusal(structured, "holds a lone surrogate, which is not valid Unicode") from None
+    if structured.kind == "json":
+        _check_schema(structured)
+    elif structured.kind == "choice":
+        _check_choice(structured)
+
+
+def refusal(structured: Structured, problem: str, *, code: str = "invalid_value", status: int = 400) -> RequestError:
+    """The RequestError for a structured request that cannot be served."""
+    return RequestError(f"{structured.param} {problem}", param=structured.param, code=code, status=status)
+
+
+def _check_schema(structured: Structured) -> None:
+    try:
+        schema = json.loads(structured.source)
+    except (ValueError, RecursionError):
+        raise refusal(structured, "is not valid JSON") from None
+    if not isinstance(schema, dict | bool):
+        raise refusal(structured, "must be a JSON schema: an object")
+    level, nodes = [schema], 0
+    for _ in range(MAX_DEPTH):
+        nodes += len(level)
+        level = [child for node in level for child in _children(node)]
+        if not level:
+            break
+    else:
+        raise refusal(structured, f"is nested deeper than {MAX_DEPTH} levels")
+    if nodes > MAX_NODES:
+        raise refusal(structured, f"has {nodes:,} objects and lists, at most {MAX_NODES:,} are allowed")
+
+
+def _children(node: object) -> list:
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return [child for child in children if isinstance(child, dict | list)]
+
+
+def _check_choice(structured: Structured) -> None:
+    choices = json.loads(structured.source)
+    if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
+        raise refusal(structured, "must be a list of strings that are not empty")
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise refusal(structured, f"must hold 1 to {MAX_CHOICES:,} strings, got {len(choices):,}")
