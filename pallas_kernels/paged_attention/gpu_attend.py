@@ -67,13 +67,13 @@ def _run(kernel: Kernel, refs: Refs) -> None:
     @pl.when(warpgroup == sizes.consumers)
     def _fetch() -> None:
         if sizes.consumers > 1:
-            plgpu.set_max_registers(56, action="decrease")
+            plgpu.set_max_registers(24, action="decrease")
         lax.fori_loop(0, turns, lambda turn, step: fetch(kernel, refs, turn, step), jnp.int32(0))
 
     @pl.when(warpgroup < sizes.consumers)
     def _compute() -> None:
         if sizes.consumers > 1:
-            plgpu.set_max_registers(224, action="increase")
+            plgpu.set_max_registers(240, action="increase")
         lax.fori_loop(0, turns, lambda turn, step: compute(kernel, refs, turn, step), jnp.int32(0))
         plgpu.wait_smem_to_gmem(0)
 

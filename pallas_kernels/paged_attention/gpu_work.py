@@ -62,7 +62,9 @@ def decode_work(
     ends = jnp.cumsum(splits * kv_heads, dtype=jnp.int32)
     first = ends - splits * kv_heads
     index = jnp.arange(lens.shape[0] * kv_heads + wanted, dtype=jnp.int32)
-    row = jnp.minimum(jnp.searchsorted(ends, index, side="right").astype(jnp.int32), lens.shape[0] - 1)
+    row = jnp.minimum(
+        jnp.searchsorted(ends, index, side="right", method="compare_all").astype(jnp.int32), lens.shape[0] - 1
+    )
     split = (index - first[row]) // kv_heads
     start = begin[row] + split * each[row] * size
     items = _pack(
@@ -96,7 +98,7 @@ def prefill_work(
     index = jnp.arange((tokens // tile + rows) * kv_heads, dtype=jnp.int32)
     backwards = jnp.maximum(count - 1 - index, 0)
     number = backwards // kv_heads
-    row = jnp.minimum(jnp.searchsorted(ends, number, side="right").astype(jnp.int32), rows - 1)
+    row = jnp.minimum(jnp.searchsorted(ends, number, side="right", method="compare_all").astype(jnp.int32), rows - 1)
     offset = (number - (ends - tiles)[row]) * tile
     queries = jnp.minimum(q_lens[row] - offset, tile)
     position = kv_lens[row] - q_lens[row] + offset
