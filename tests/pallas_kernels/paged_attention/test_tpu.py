@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.paged_attention.cases import CASES, Case, make, make_options
-from pallas_kernels.paged_attention.tpu import default_blocks, paged_attention
-from pallas_kernels.paged_attention.tpu_kernel import Blocks
+from pallas_kernels.paged_attention.tpu import paged_attention
+from pallas_kernels.paged_attention.tpu.kernel import Blocks
 from tests.pallas_kernels.paged_attention.test_paged_attention import TOLERANCE, dense_oracle
 from tests.pallas_kernels.tpu_interpreter import interpreted_tpu
 
@@ -28,13 +28,13 @@ def forbid_dead_pages(case: Case, arrays):
     return arrays._replace(page_table=jnp.asarray(table))
 
 
-def small_blocks(case: Case) -> tuple[Blocks, Blocks]:
+def small_blocks(case: Case) -> dict[str, Blocks]:
     """Tiles so small that a case of a few hundred tokens has many of them."""
     block = max(2 * case.page_size, 64)
-    return Blocks(1, block, min(block, 32)), Blocks(16, block, min(block, 64))
+    return {"decode_blocks": Blocks(1, block, 32), "chunk_blocks": Blocks(16, block, 64)}
 
 
-def check(case: Case, seed: int = 0, blocks=None) -> None:
+def check(case: Case, seed: int = 0, blocks: dict[str, Blocks] | None = None) -> None:
     arrays = make(case, "tpu", seed)
     with interpreted_tpu():
         out = paged_attention(
@@ -45,7 +45,7 @@ def check(case: Case, seed: int = 0, blocks=None) -> None:
             sliding_window=case.sliding_window,
             soft_cap=case.soft_cap,
             max_q_len=case.max_q_len,
-            blocks=blocks or small_blocks(case),
+            **(small_blocks(case) if blocks is None else blocks),
         )
         got = np.asarray(out.astype(jnp.float32))
     tolerance = TOLERANCE[case.dtype]
@@ -64,8 +64,7 @@ def test_equals_dense_attention_and_reads_live_pages_only(case):
 @pytest.mark.parametrize("name", ["decode_page_128", "mixed_page_128"])
 def test_default_blocks_give_the_same(name):
     case = next(case for case in CASES if case.name == name)
-    layout = case.layout("tpu")
-    check(case, blocks=(default_blocks(layout, case.num_heads, 1), default_blocks(layout, case.num_heads, None)))
+    check(case, blocks={})
 
 
 def ragged(max_rows: int, max_q: int, max_kv: int):
@@ -107,5 +106,4 @@ def test_drawn_batches_equal_dense_attention(rows, group, shape, spare, seed):
 )
 def test_drawn_large_batches_equal_dense_attention(rows, group, shape, spare, seed):
     case = drawn_case(rows, group, shape, max(spare, not rows))
-    layout = case.layout("tpu")
-    check(case, seed, (default_blocks(layout, case.num_heads, 1), default_blocks(layout, case.num_heads, None)))
+    check(case, seed, blocks={})

@@ -8,6 +8,7 @@ pieces of `compute_kv` keys, head by head, with the running softmax of all heads
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -265,21 +266,31 @@ def _kernel(rule: Rule, blocks: Blocks, shape: _Shape, table_width: int, has_sin
 
 def _spread_queries(shape: _Shape, q_buf, tile, q_ref) -> None:
     """The tile [block_q, N, H] as one matrix a KV head: rows of head g stand at g * block_q."""
-    for head in range(shape.heads):
-        kv_head, place = divmod(head, shape.group)
-        rows = pl.ds(place * shape.block_q, shape.block_q)
-        q_ref[kv_head, rows, : shape.head_dim] = q_buf[tile, :, head, :].astype(q_ref.dtype)
+    for kv_head, rows, heads in _moves(shape):
+        piece = q_buf[tile, 0, heads, :] if shape.block_q == 1 else q_buf[tile, :, heads.start, :]
+        q_ref[kv_head, rows, : shape.head_dim] = piece.astype(q_ref.dtype)
     if shape.lanes > shape.head_dim:  # the other half of the row meets V and must not count
         q_ref[:, :, shape.head_dim :] = jnp.zeros((*q_ref.shape[:2], shape.lanes - shape.head_dim), q_ref.dtype)
 
 
 def _gather_results(shape: _Shape, sum_ref, acc_ref, out_buf, tile) -> None:
     """acc / sum as [block_q, N, H] in the result's tile."""
-    for head in range(shape.heads):
-        kv_head, place = divmod(head, shape.group)
-        rows = pl.ds(place * shape.block_q, shape.block_q)
+    for kv_head, rows, heads in _moves(shape):
         result = acc_ref[kv_head, rows, :] / sum_ref[kv_head, rows, :1]
-        out_buf[tile, :, head, :] = result[:, shape.lanes - shape.head_dim :]
+        result = result[:, shape.lanes - shape.head_dim :]
+        if shape.block_q == 1:
+            out_buf[tile, 0, heads, :] = result
+        else:
+            out_buf[tile, :, heads.start, :] = result
+
+
+def _moves(shape: _Shape) -> Iterator[tuple[int, slice, slice]]:
+    """KV head, rows of its matrix, query heads: a whole group at once where each head has one row, else one by one."""
+    step = shape.group if shape.block_q == 1 else 1
+    for head in range(0, shape.heads, step):
+        kv_head, place = divmod(head, shape.group)
+        rows = slice(place * shape.block_q, (place + step) * shape.block_q)
+        yield kv_head, rows, slice(head, head + step)
 
 
 def _reset(max_ref, sum_ref, acc_ref, sink_ref) -> None:
