@@ -29,6 +29,7 @@ async def serve(config: ServeConfig) -> int:
     """Listens, loads, answers, drains."""
     from jcb.engine.async_engine import AsyncEngine
     from jcb.engine.build import load_engine
+    from jcb.engine.profile import DeviceProfiler
     from jcb.server.app import create_app, listen
     from jcb.server.service import Served, Service
     from jcb.terminal import load_progress
@@ -66,6 +67,7 @@ async def serve(config: ServeConfig) -> int:
             chat_template=engine.chat_template,
             info=engine.info,
             defaults=engine.generation_defaults,
+            profiler=DeviceProfiler(),
         )
     )
     print(_welcome(listener.url, service.model_name, bool(config.server.api_key_file)), flush=True)

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from jcb.config import ServerConfig
-from jcb.server import health, models, tokens
-from jcb.server.auth import auth_middleware, check_bind, read_keys
-from jcb.server.chat import chat_completions
-from jcb.server.completions import completions
+from jcb.server.auth import Keys, auth_middleware, check_bind
 from jcb.server.connections import Connection, ConnectionLimit, raise_file_limit
+from jcb.server.cors import add_origin, cors_middleware, origins_of
 from jcb.server.errors import errors_middleware
 from jcb.server.fields import IGNORED, IGNORED_HEADER
-from jcb.server.metrics import REGISTRY, create_registry, metrics
+from jcb.server.metrics import REGISTRY, create_registry
+from jcb.server.openapi import DOCUMENT, make_document
 from jcb.server.params import LABEL, check_label
+from jcb.server.routes import canonical, routes
 from jcb.server.service import SERVICE, Service
+from jcb.server.tracing import make_tracer
 from jcb.types import RequestError
 
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -30,26 +31,24 @@ def create_app(service: Service) -> web.Application:
     Raises ValueError for an API key file without keys and for an address that others reach without one.
     """
     config = service.config
-    keys = read_keys(config.api_key_file)
+    keys = Keys.read(config)
     check_bind(config, keys)
+    served_routes, origins = routes(config), origins_of(config.cors_origins)
+    access = {canonical(route.path): route.access for route in served_routes}
     app = web.Application(
-        middlewares=[errors_middleware, auth_middleware(keys)],
+        middlewares=[errors_middleware, cors_middleware(origins), auth_middleware(keys, access)],
         client_max_size=config.max_body_bytes,
     )
+    service.tracer = make_tracer(config.otlp_endpoint)
     app[SERVICE] = service
     app[REGISTRY] = create_registry(service)
-    app.router.add_get("/live", health.live)
-    app.router.add_get("/ready", health.ready)
-    app.router.add_get("/health", health.health)
-    app.router.add_get("/version", health.version)
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/v1/models", models.list_models)
-    app.router.add_get("/v1/models/{id:.+}", models.get_model)
-    app.router.add_post("/v1/completions", completions)
-    app.router.add_post("/v1/chat/completions", chat_completions)
-    app.router.add_post("/tokenize", tokens.tokenize)
-    app.router.add_post("/detokenize", tokens.detokenize)
+    app[DOCUMENT] = make_document(served_routes, has_keys=bool(keys.users))
+    for route in served_routes:
+        app.router.add_route(route.method, route.path, route.handler)
+        if route.method == "GET":
+            app.router.add_route("HEAD", route.path, route.handler)
     app.on_response_prepare.append(_add_headers)
+    app.on_response_prepare.append(add_origin(origins))
     app.on_cleanup.append(_stop_engine)
     return app
 
@@ -98,6 +97,7 @@ async def _stop_engine(app: web.Application) -> None:
     served = app[SERVICE].served
     if served is not None:
         served.engine.stop()
+    app[SERVICE].tracer.close()
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:

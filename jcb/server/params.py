@@ -10,7 +10,8 @@ from aiohttp import web
 
 from jcb.engine.admission import check_int
 from jcb.server.auth import TENANT
-from jcb.server.schema import ChatBody, CompletionBody, GenerateBody
+from jcb.server.responses_schema import ResponsesBody
+from jcb.server.schema import MAX_STREAM_INTERVAL, Body, ChatBody, CompletionBody, GenerateBody
 from jcb.types import MAX_LOGPROBS, RequestError, SamplingParams
 
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -18,7 +19,6 @@ DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 DEFAULT_COMPLETION_TOKENS = 16
 
-MAX_STREAM_INTERVAL = 1024
 MAX_LABEL_CHARS = 128
 USER_LABELS = ("user", "safety_identifier", "prompt_cache_key", "session_id")
 
@@ -56,13 +56,25 @@ def chat_params(body: ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
     return _params(body, defaults, given.pop() if given else None, logprobs, body.prompt_logprobs)
 
 
+def response_params(body: ResponsesBody, defaults: Mapping[str, Any]) -> SamplingParams:
+    """None for max_output_tokens: up to the model's length."""
+    if body.max_output_tokens is not None:
+        check_int("max_output_tokens", body.max_output_tokens, 1, None)
+    return _params(_as_generate(body), defaults, body.max_output_tokens, None, None)
+
+
 def check_labels(request: web.Request, body: GenerateBody) -> None:
     """The caller's own id names the response in its headers and nothing else: engine ids are ours."""
-    for name in USER_LABELS:
-        _check_user_label(name, (body.model_extra or {}).get(name))
+    check_user_labels(body)
     label = check_label("request_id", body.request_id)
     if label is not None:
         request[LABEL] = label
+
+
+def check_user_labels(body: Body) -> None:
+    """Names that callers give to themselves."""
+    for name in USER_LABELS:
+        _check_user_label(name, (body.model_extra or {}).get(name))
 
 
 def check_stream(body: GenerateBody) -> None:
@@ -98,6 +110,12 @@ def _check_user_label(name: str, value: object) -> None:
     raise RequestError(
         f"{name} must be at most {MAX_LABEL_CHARS} printable characters", param=name, code="invalid_value"
     )
+
+
+def _as_generate(body: ResponsesBody) -> GenerateBody:
+    """The sampling fields that both kinds of body have."""
+    fields = body.model_fields_set & {"temperature", "top_p"}
+    return GenerateBody.model_validate({name: getattr(body, name) for name in fields})
 
 
 def _params(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -18,6 +18,14 @@ from jcb.text.tokenizer import Tokenizer
 from jcb.types import RequestError
 
 
+class Profiler(Protocol):
+    """Records what the device does."""
+
+    def start(self, folder: str) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """A loaded model, ready to answer."""
@@ -27,6 +35,7 @@ class Served:
     chat_template: ChatTemplate | None
     info: ModelInfo
     defaults: Mapping[str, Any] = field(default_factory=dict)  # sampling fields where the model's files give them
+    profiler: Profiler | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +50,7 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     reported_fields: set[str] = field(default_factory=set)  # unknown fields already named in the log
     tracer: Tracer = field(default_factory=NoTracer)
+    is_profiling: bool = False
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """How far loading is; any thread may call it."""

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize and GET /tokenizer_info, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -50,3 +50,11 @@ async def detokenize(request: web.Request) -> web.Response:
 
     text = await asyncio.to_thread(decode) if len(body.tokens) > LONG_TEXT else decode()
     return web.Response(body=msgspec.json.encode({"prompt": text}), content_type="application/json")
+
+
+async def tokenizer_info(request: web.Request) -> web.Response:
+    """What tokenizer_config.json holds: evaluation tools count and cut tokens by it without a copy of their own."""
+    tokenizer = request.app[SERVICE].require().tokenizer
+    config = {"bos_token": None, "eos_token": None, "pad_token": None, **tokenizer.config()}
+    config["chat_template"] = tokenizer.chat_template
+    return web.Response(body=msgspec.json.encode(config), content_type="application/json")

@@ -5,7 +5,10 @@ import random
 import pytest
 
 from jcb.config import ServerConfig
-from jcb.server.auth import PUBLIC_ROUTES, check_bind, read_keys
+from jcb.server.access import Access
+from jcb.server.app import create_app
+from jcb.server.auth import KEYS_VARIABLE, Keys, check_bind, read_keys
+from jcb.server.routes import canonical, routes
 from jcb.server.service import Service
 
 
@@ -16,20 +19,113 @@ def key_file(tmp_path):
     return str(path)
 
 
-async def test_all_routes_but_the_probes_want_a_key(start_server, key_file):
-    server = await start_server(server=ServerConfig(port=0, api_key_file=key_file))
-    app = server.listener.runner.app
-    paths = {route.resource.canonical for route in app.router.routes()}
-    assert {"/v1/completions", "/metrics"} <= paths
-    for route in app.router.routes():
-        path = route.resource.canonical.replace("{id}", "fake")
-        async with server.session.request(route.method, server.url + path) as response:
-            if path in PUBLIC_ROUTES:
-                assert response.status == 200
-            else:
-                assert response.status == 401
-                assert route.method == "HEAD" or (await response.json())["error"]["code"] == "invalid_api_key"
-                assert response.headers["WWW-Authenticate"] == "Bearer"
+CREDENTIALS = {
+    "none": None,
+    "empty": "Bearer ",
+    "wrong": "Bearer wrong",
+    "other scheme": "Basic secret-1",
+    "user": "Bearer secret-1",
+    "second user": "bearer secret-2",
+    "admin": "Bearer secret-admin",
+}
+
+
+async def test_every_route_with_every_credential(start_server, key_file, tmp_path):
+    """Deny by default: what a route of the application needs is in the table, and nothing passes with less."""
+    admins = tmp_path / "admins"
+    admins.write_text("secret-admin\n")
+    config = ServerConfig(
+        port=0, api_key_file=key_file, admin_key_file=str(admins), profile_folder=str(tmp_path / "profile")
+    )
+    server = await start_server(server=config)
+    table = {(route.method, canonical(route.path)): route.access for route in routes(config)}
+    found = {(route.method, route.resource.canonical) for route in server.listener.runner.app.router.routes()}
+    assert found == table.keys() | {("HEAD", path) for method, path in table if method == "GET"}
+    assert {path for (_, path), access in table.items() if access is Access.PUBLIC} == {"/live", "/ready", "/health"}
+    for (method, path), access in table.items():
+        for name, header in CREDENTIALS.items():
+            headers = {} if header is None else {"Authorization": header}
+            async with server.session.request(
+                method, server.url + path.replace("{id}", "fake"), headers=headers
+            ) as response:
+                is_user, is_admin = "user" in name, name == "admin"
+                if access is Access.PUBLIC or is_admin or (is_user and access is Access.USER):
+                    assert response.status not in (401, 403), (path, name)
+                else:
+                    assert response.status == (403 if is_user else 401), (path, name)
+                    error = (await response.json())["error"]
+                    assert error["code"] == ("admin_only" if is_user else "invalid_api_key")
+                    assert ("WWW-Authenticate" in response.headers) == (not is_user)
+
+
+async def test_without_keys_only_this_machine_is_an_admin(start_server, tmp_path):
+    server = await start_server(server=ServerConfig(port=0, profile_folder=str(tmp_path)))
+    url = server.url + "/stop_profile"
+    own = server.url.removeprefix("http://")
+    for headers, status in (
+        ({}, 409),
+        ({"Origin": f"http://{own}"}, 409),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),  # a name that resolves to this machine
+    ):
+        async with server.session.post(url, headers=headers) as response:
+            assert response.status == status, headers
+
+
+def test_keys_come_from_a_file_or_the_environment(key_file, tmp_path):
+    config = ServerConfig(api_key_file=key_file)
+    assert Keys.read(config, {}).users == (b"secret-1", b"secret-2")
+    assert Keys.read(config, {KEYS_VARIABLE: "third\n# no\nfourth"}).users[2:] == (b"third", b"fourth")
+    assert Keys.read(ServerConfig(), {KEYS_VARIABLE: "only"}).tenant("Bearer only") == "0"
+    admins = tmp_path / "admins"
+    admins.write_text("root\n")
+    keys = Keys.read(ServerConfig(api_key_file=key_file, admin_key_file=str(admins)), {})
+    assert keys.tenant("Bearer root") == "admin0"
+    with pytest.raises(ValueError, match="admin_key_file is set but"):
+        Keys.read(ServerConfig(admin_key_file=str(admins)), {})
+
+
+async def test_profiles_are_recorded_once_at_a_time(start_server, tmp_path):
+    server = await start_server(server=ServerConfig(port=0, profile_folder=str(tmp_path)))
+    status, answer = await server.post("/start_profile", {})
+    assert (status, answer["error"]["code"]) == (501, "no_profiler")
+    noted = []
+
+    class Profiler:
+        def start(self, folder):
+            noted.append(folder)
+
+        def stop(self):
+            noted.append("stop")
+
+    object.__setattr__(server.service.served, "profiler", Profiler())
+    assert [(await server.post(path, {}))[0] for path in ("/stop_profile", "/start_profile", "/start_profile")] == [
+        409, 200, 409,
+    ]  # fmt: skip
+    assert [(await server.post("/stop_profile", {}))[0] for _ in range(2)] == [200, 409]
+    assert noted == [str(tmp_path), "stop"]
+    other = await start_server()
+    assert (await other.post("/start_profile", {}))[0] == 404  # not asked for, not there
+
+
+async def test_pages_of_other_origins_read_answers_only_where_allowed(start_server):
+    ask = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    for origins, allowed in (
+        ("", False),
+        ("https://other.example", False),
+        ("https://page.example, x", True),
+        ("*", True),
+    ):
+        server = await start_server(server=ServerConfig(port=0, cors_origins=origins))
+        async with server.session.options(server.url + "/v1/completions", headers=ask) as response:
+            assert (response.status == 204) == allowed
+            assert (response.headers.get("Access-Control-Allow-Origin") == "https://page.example") == allowed
+        async with server.session.get(server.url + "/v1/models", headers=ask) as response:
+            assert response.status == 200
+            assert (response.headers.get("Access-Control-Allow-Origin") == "https://page.example") == allowed
+        async with server.session.get(server.url + "/v1/models") as response:
+            assert "Access-Control-Allow-Origin" not in response.headers
 
 
 async def test_401_before_404_405_and_the_body(start_server, key_file):
@@ -74,20 +170,18 @@ def test_a_key_file_without_keys_is_refused(tmp_path):
     path = tmp_path / "keys"
     path.write_text("# nothing\n\n")
     with pytest.raises(ValueError, match="holds no key"):
-        read_keys(str(path))
+        read_keys("api_key_file", str(path))
     path.write_bytes(b"\xff\xfe")
     for bad in (path, tmp_path / "nowhere", tmp_path):
         with pytest.raises(ValueError, match=r"api_key_file=.*cannot be read"):
-            read_keys(str(bad))
+            read_keys("api_key_file", str(bad))
 
 
 def test_a_public_bind_without_a_key_is_refused(key_file):
-    from jcb.server.app import create_app
-
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org", ""):
         with pytest.raises(ValueError, match="--api-key-file"):
             create_app(Service(config=ServerConfig(host=host)))
-        check_bind(ServerConfig(host=host, insecure=True), ())
-        check_bind(ServerConfig(host=host), read_keys(key_file))
+        check_bind(ServerConfig(host=host, insecure=True), Keys())
+        check_bind(ServerConfig(host=host), Keys(read_keys("api_key_file", key_file)))
     for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
-        check_bind(ServerConfig(host=host), ())
+        check_bind(ServerConfig(host=host), Keys())
