@@ -225,6 +225,37 @@ class ExportTokenizer:
         return 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchKernels:
+    """Time the kernels on the device at hand: named shapes × implementations, against its measured roofline."""
+
+    case: Annotated[str, arg(help="shapes whose name contains this", metavar="TEXT", help_behavior_hint="")] = ""
+    implementation: Annotated[str, arg(help="xla, gpu, tpu or reference", help_behavior_hint="(default: all)")] = ""
+    dtype: Annotated[str, arg(help="of queries and cache", help_behavior_hint="(default: the device's own)")] = ""
+    repeat: Annotated[int, arg(help="measurements of each; their median counts")] = 5
+    tune: Annotated[
+        bool, FlagCreatePairsOff, arg(help="try every tile size and write tuned.json", help_behavior_hint="")
+    ] = False
+    output: Annotated[
+        Path | None, arg(help="file for JSON results, or for --tune's choices", metavar="FILE", help_behavior_hint="")
+    ] = None
+
+    def run(self) -> int:
+        """Prints a table."""
+        from jcb.bench import kernels
+
+        return kernels.run(
+            case=self.case,
+            implementation=self.implementation,
+            dtype=self.dtype,
+            repeat=self.repeat,
+            tune_blocks=self.tune,
+            output=self.output,
+        )
+
+
+BENCHES: dict[str, Any] = {"kernels": BenchKernels}
+
 COMMANDS: dict[str, Any] = {
     "serve": Serve,
     "generate": Generate,
@@ -241,8 +272,10 @@ def main(args: Sequence[str] | None = None) -> int:
     if args in (["--version"], ["version"]):
         print(f"jcb {__version__}")
         return 0
+    commands, prog = (BENCHES, "jcb bench") if args[:1] == ["bench"] else (COMMANDS, "jcb")
+    args = args[1:] if commands is BENCHES else args
     command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS, prog="jcb", description=_DESCRIPTION, args=args, config=(DisallowNone,)
+        commands, prog=prog, description=_DESCRIPTION, args=args, config=(DisallowNone,)
     )
     return report_errors(command.run)
 

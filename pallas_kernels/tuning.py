@@ -34,14 +34,14 @@ class ShapeClass:
     page_size: int
 
     @staticmethod
-    def of(layout: KVLayout, q: jax.Array, phase: Phase) -> ShapeClass:
-        """The class of a call with queries [T, N, H]."""
+    def of(layout: KVLayout, num_heads: int, dtype: str, phase: Phase) -> ShapeClass:
+        """The class of a call with `num_heads` query heads of `dtype`."""
         return ShapeClass(
             phase=phase,
-            dtype=q.dtype.name,
+            dtype=dtype,
             kv_dtype=layout.dtype,
             kv_heads=layout.kv_heads,
-            group=q.shape[1] // layout.kv_heads,
+            group=num_heads // layout.kv_heads,
             head_dim=layout.head_dim,
             page_size=layout.page_size,
         )
@@ -87,7 +87,7 @@ def load(op: str) -> tuple[Entry, ...]:
     if not path.exists():
         return ()
     entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return tuple(Entry(**{**entry, "shape": ShapeClass(**entry["shape"])}) for entry in entries)
+    return tuple(Entry(shape=ShapeClass(**entry.pop("shape")), **entry) for entry in entries)
 
 
 def dump(entries: tuple[Entry, ...]) -> str:

@@ -156,3 +156,26 @@ CASES: tuple[Case, ...] = (
     Case("mixed_mqa_256", (*_decode(9), (20, 70)), num_heads=4, kv_heads=1, head_dim=256, padding_tokens=11),
     Case("mixed_gqa8_128", (*_decode(9), (20, 70)), num_heads=16, kv_heads=2, head_dim=128, padding_tokens=11),
 )
+
+BENCH: tuple[Case, ...] = (
+    Case("smollm2_decode_8x512", _decode(*[512] * 8), num_layers=1, layer=0),
+    Case("smollm2_decode_32x256", _decode(*[256] * 32), num_layers=1, layer=0),
+    Case("smollm2_decode_64x2048", _decode(*[2048] * 64), num_layers=1, layer=0),
+    Case("smollm2_chunk_512", ((512, 512),), num_layers=1, layer=0),
+    Case("smollm2_chunk_512_of_2048", ((512, 2048),), num_layers=1, layer=0),
+    *(
+        Case(f"llama8b_{name}", rows, num_heads=32, kv_heads=8, head_dim=128, num_layers=1, layer=0, kv_dtype=kv_dtype)
+        for name, rows, kv_dtype in (
+            ("decode_1x8192", _decode(8192), ""),
+            ("decode_8x2048", _decode(*[2048] * 8), ""),
+            ("decode_64x2048", _decode(*[2048] * 64), ""),
+            ("decode_64x2048_fp8", _decode(*[2048] * 64), "float8_e4m3fn"),
+            ("decode_256x2048", _decode(*[2048] * 256), ""),
+            ("decode_uneven", _decode(*[128 * (1 + i % 32) for i in range(64)]), ""),
+            ("chunk_512_of_2048", ((512, 2048),), ""),
+            ("chunk_2048", ((2048, 2048),), ""),
+            ("mixed", (*_decode(*[2048] * 63), (449, 2048)), ""),
+        )
+    ),
+)
+"""Shapes of real models for benchmarks and tuning; whoever runs them chooses data type and page size."""

@@ -18,6 +18,7 @@ from pallas_kernels.paged_attention.gpu_blocks import ROWS
 from pallas_kernels.paged_attention.gpu_compute import compute
 from pallas_kernels.paged_attention.gpu_fetch import fetch
 from pallas_kernels.paged_attention.gpu_kernel import Kernel, Refs
+from pallas_kernels.paged_attention.gpu_launch import launch
 from pallas_kernels.paged_attention.gpu_work import Work
 
 
@@ -45,17 +46,14 @@ def attend(
     def body(*arguments: Any, **scratch: Any) -> None:
         _run(kernel, Refs(**dict(zip(Refs._fields, arguments, strict=False)), **scratch))
 
-    call = plgpu.kernel(
+    call = launch(
         body,
-        out_type=(part, part) if kernel.split else (),
-        scratch_types=_scratch(kernel),
-        grid=(kernel.sizes.blocks,),
-        grid_names=("block",),
-        num_threads=kernel.sizes.consumers + 1,
-        thread_name="warpgroup",
-        kernel_name="paged_attention_decode" if kernel.split else "paged_attention_prefill",
-        cost_estimate=cost,
-        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
+        "paged_attention_decode" if kernel.split else "paged_attention_prefill",
+        grid={"block": kernel.sizes.blocks},
+        threads=kernel.sizes.consumers + 1,
+        scratch=_scratch(kernel),
+        cost=cost,
+        out=(part, part) if kernel.split else (),
     )
     return call(*inputs) if kernel.split else call(*inputs, out)
 

@@ -10,6 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.paged_attention.gpu_launch import launch, store
 from pallas_kernels.paged_attention.gpu_work import Splits
 
 _FLOOR = -1e30
@@ -45,23 +46,18 @@ def combine(parts: tuple[jax.Array, jax.Array], splits: Splits, q_starts: jax.Ar
             zeros, floor = (plgpu.layout_cast(jnp.full(shape, value, jnp.float32), strided) for value in (0.0, _FLOOR))
             initial = (zeros, floor, zeros)
             weighted, _, total = lax.fori_loop(0, count[row] * per_item, add, initial)
-            result[...] = (weighted / total).astype(out.dtype)
+            store(result, (weighted / total).astype(out.dtype), tiled=False)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(result.at[pl.ds(0, group)], out.at[tokens[row], head])
             plgpu.wait_smem_to_gmem(0)
 
-    plgpu.kernel(
-        body,
-        scratch_types=[plgpu.SMEM((height, head_dim), out.dtype)],
-        grid=(rows, heads),
-        grid_names=("row", "head"),
-        num_threads=1,
-        kernel_name="paged_attention_combine",
-        thread_name="warpgroup",
-        cost_estimate=pl.CostEstimate(
-            flops=4 * rows * heads * height * head_dim,
-            transcendentals=2 * rows * heads * height * head_dim,
-            bytes_accessed=2 * parts[0].size * 4 + rows * heads * group * head_dim * jnp.dtype(out.dtype).itemsize,
-        ),
-        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
-    )(*parts, *splits, q_starts, out)
+    cost = pl.CostEstimate(
+        flops=4 * rows * heads * height * head_dim,
+        transcendentals=2 * rows * heads * height * head_dim,
+        bytes_accessed=2 * parts[0].size * 4 + out.size * jnp.dtype(out.dtype).itemsize,
+    )
+    scratch = {"result": plgpu.SMEM((height, head_dim), out.dtype)}
+    call = launch(
+        body, "paged_attention_combine", grid={"row": rows, "head": heads}, threads=1, scratch=scratch, cost=cost
+    )
+    call(*parts, *splits, q_starts, out)

@@ -13,6 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu_blocks import ROWS
 from pallas_kernels.paged_attention.gpu_kernel import Item, Kernel, Refs, item_of
+from pallas_kernels.paged_attention.gpu_launch import store
 
 FLOOR = -1e30  # of a running maximum: finite, so that exp2(-inf - floor) is 0 and never NaN
 LOG2E = math.log2(math.e)
@@ -100,7 +101,7 @@ def _add_block(
     total = softmax.total * decay + weights.sum(axis=1)
     weights = weights.astype(kernel.dtype)
     if not kernel.sizes.weights_in_registers:
-        plgpu.store(refs.weights.at[me], weights)
+        store(refs.weights.at[me], weights)
         plgpu.commit_smem()
         weights = refs.weights.at[me]
 
@@ -119,7 +120,7 @@ def _columns(kernel: Kernel, me: jax.Array, index: int) -> Any:
     return pl.ds(me * kernel.columns + index * width if kernel.by_columns else index * width, width)
 
 
-def _product(a: Any, b: Any, shape: tuple[int, int]) -> jax.Array:
+def _product(a: Any, b: Any, shape: tuple[int, ...]) -> jax.Array:
     """a @ b in float32 on the tensor core. a: a reference or registers; b: a reference to shared memory."""
 
     def multiply(accumulator: Any) -> jax.Array:
@@ -178,7 +179,7 @@ def _operands(kernel: Kernel, refs: Refs, item: Item, first: jax.Array, slot: ja
             if half == 1 and masked:
                 key = first + piece * ROWS + plgpu.broadcasted_iota(jnp.int32, content.shape, 0, layout=_TILE)
                 content = jnp.where((key < item.end) & (key >= item.first_key), content, jnp.zeros_like(content))
-            plgpu.store(ready.at[half, rows], content, optimized=not is_wide)
+            store(ready.at[half, rows], content)
 
         @pl.when(me == piece % kernel.sizes.consumers if kernel.shares else True)
         def _prepare(prepare: Any = prepare) -> None:
@@ -211,7 +212,7 @@ def _write_part(kernel: Kernel, refs: Refs, item: Item, me: jax.Array, softmax: 
             (refs.sums, lax.broadcast_in_dim(level, weighted.shape, [0])),
         ):
             plgpu.wait_smem_to_gmem(0)
-            plgpu.store(refs.result.at[me], value, optimized=False)
+            store(refs.result.at[me], value, tiled=False)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(refs.result.at[me, pl.ds(0, refs.out.shape[2])], target.at[where])
 
@@ -224,7 +225,7 @@ def _write_tokens(kernel: Kernel, refs: Refs, item: Item, me: jax.Array, softmax
     for index, weighted in enumerate(softmax.weighted):
         plgpu.wait_smem_to_gmem(0)
         value = (weighted * lax.broadcast_in_dim(scale, weighted.shape, [0])).astype(kernel.dtype)
-        plgpu.store(refs.result.at[me], value, optimized=False)
+        store(refs.result.at[me], value, tiled=False)
         plgpu.commit_smem()
 
         @pl.loop(0, count)

@@ -7,6 +7,7 @@ shapes, so one program serves every context length and longer allowed contexts c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -14,13 +15,24 @@ import jax.numpy as jnp
 
 from pallas_kernels.layout import KVLayout
 from pallas_kernels.quantise import fold_key_scale, fold_value_scale
+from pallas_kernels.tuning import Phase, ShapeClass, tuned_blocks
 
-DECODE_ROWS = 8
-DECODE_BLOCK = 128
-"""Keys a decoding group reads in one turn."""
-QUERY_TILE = 64
-PREFILL_BLOCK = 256
-"""Keys a tile of queries reads in one turn."""
+
+@dataclass(frozen=True)
+class DecodeBlocks:
+    """Tile sizes of decoding rows. rows: handled together. block_kv: keys read in one turn."""
+
+    rows: int = 8
+    block_kv: int = 128
+
+
+@dataclass(frozen=True)
+class ChunkBlocks:
+    """Tile sizes of prompt chunks. block_q: queries a tile. block_kv: keys read in one turn."""
+
+    block_q: int = 64
+    block_kv: int = 256
+
 
 _FLOOR = -1e30  # finite, so that a fully masked block leaves exp(-inf - floor) = 0 and no NaN
 
@@ -65,19 +77,46 @@ def paged_attention(
     sinks: jax.Array | None = None,
     kv_scales: jax.Array | None = None,
     max_q_len: int | None = None,
+    decode_blocks: DecodeBlocks | None = None,
+    chunk_blocks: ChunkBlocks | None = None,
 ) -> jax.Array:
-    """See `pallas_kernels.paged_attention`."""
+    """See `pallas_kernels.paged_attention`. decode_blocks, chunk_blocks: tile sizes; None takes the tuned ones, or
+    the defaults.
+    """
+    one = decode_blocks or DecodeBlocks(**_tuned(layout, q, "decode"))
+    many = chunk_blocks or ChunkBlocks(**_tuned(layout, q, "chunk"))
     q = fold_key_scale(q, kv_scales)
     rows = page_table.shape[0]
     q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
     live = jnp.arange(rows, dtype=jnp.int32) < num_seqs
     rule = _Rule(layout, scale, sliding_window, soft_cap, sinks)
     decoding = live & (q_lens == 1)
-    out = _decode(rule, q, kv_pages, layer, page_table, jnp.where(decoding, kv_lens, 0), cu_q_lens[:-1])
+    out = _decode(rule, one, q, kv_pages, layer, page_table, jnp.where(decoding, kv_lens, 0), cu_q_lens[:-1])
     if max_q_len != 1:
         chunk_lens = jnp.where(live & (q_lens > 1), q_lens, 0)
-        out = _prefill(rule, q, kv_pages, layer, page_table, kv_lens, cu_q_lens[:-1], chunk_lens, out)
+        out = _prefill(rule, many, q, kv_pages, layer, page_table, kv_lens, cu_q_lens[:-1], chunk_lens, out)
     return fold_value_scale(out, kv_scales)
+
+
+def candidates(layout: KVLayout, num_heads: int, phase: Phase) -> tuple[DecodeBlocks | ChunkBlocks, ...]:
+    """Tile sizes worth measuring for a shape."""
+    del layout, num_heads
+    if phase == "decode":
+        return tuple(DecodeBlocks(rows, block) for rows in (2, 4, 8, 16) for block in (64, 128, 256))
+    return tuple(ChunkBlocks(block_q, block) for block_q in (32, 64, 128) for block in (128, 256, 512))
+
+
+def default_blocks(layout: KVLayout, num_heads: int, phase: Phase) -> DecodeBlocks | ChunkBlocks:
+    """Tile sizes where nothing is tuned."""
+    del layout, num_heads
+    return DecodeBlocks() if phase == "decode" else ChunkBlocks()
+
+
+def _tuned(layout: KVLayout, q: jax.Array, phase: Phase) -> dict[str, int]:
+    return (
+        tuned_blocks("paged_attention", "xla", layout.platform, ShapeClass.of(layout, q.shape[1], q.dtype.name, phase))
+        or {}
+    )
 
 
 class _Rule(NamedTuple):
@@ -129,10 +168,10 @@ def _pad_pages(page_table: jax.Array, pages: int) -> jax.Array:
     return jnp.pad(page_table, ((0, 0), (0, -page_table.shape[1] % pages)))
 
 
-def _decode(rule, q, kv_pages, layer, page_table, lens, q_starts) -> jax.Array:
+def _decode(rule, blocks: DecodeBlocks, q, kv_pages, layer, page_table, lens, q_starts) -> jax.Array:
     """Rows with one query each; `lens` is 0 for all others. Returns [T, N, H] with zeros elsewhere."""
-    group = min(DECODE_ROWS, lens.shape[0])
-    pages = rule.pages_per_block(page_table, DECODE_BLOCK)
+    group = min(blocks.rows, lens.shape[0])
+    pages = rule.pages_per_block(page_table, blocks.block_kv)
     block = pages * rule.layout.page_size
     padding = -lens.shape[0] % group
     order = jnp.argsort(-lens, stable=True).astype(jnp.int32)
@@ -170,10 +209,10 @@ def _decode(rule, q, kv_pages, layer, page_table, lens, q_starts) -> jax.Array:
     return jax.lax.fori_loop(0, groups, run_group, jnp.zeros_like(q))
 
 
-def _prefill(rule, q, kv_pages, layer, page_table, kv_lens, q_starts, q_lens, out) -> jax.Array:
+def _prefill(rule, blocks: ChunkBlocks, q, kv_pages, layer, page_table, kv_lens, q_starts, q_lens, out) -> jax.Array:
     """Rows with several queries; `q_lens` is 0 for all others. Writes their tokens into `out` [T, N, H]."""
-    tile = min(QUERY_TILE, q.shape[0])
-    pages = rule.pages_per_block(page_table, PREFILL_BLOCK)
+    tile = min(blocks.block_q, q.shape[0])
+    pages = rule.pages_per_block(page_table, blocks.block_kv)
     block = pages * rule.layout.page_size
     table = _pad_pages(page_table, pages)
     kv_heads, head_dim = rule.layout.kv_heads, q.shape[2]

@@ -49,7 +49,7 @@ def candidates(layout: KVLayout, num_heads: int, phase: Phase) -> tuple[Blocks, 
 
 
 def _blocks(layout: KVLayout, q: jax.Array, phase: Phase) -> Blocks:
-    tuned = tuned_blocks("paged_attention", "tpu", "tpu", ShapeClass.of(layout, q, phase))
+    tuned = tuned_blocks("paged_attention", "tpu", "tpu", ShapeClass.of(layout, q.shape[1], q.dtype.name, phase))
     return Blocks(**tuned) if tuned else default_blocks(layout, q.shape[1], phase)
 
 
