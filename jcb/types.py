@@ -107,6 +107,7 @@ class SamplingParams:
     temperature: 0 (or below 1e-4) is greedy. top_k: 0 or -1 is off. seed: None draws fresh entropy.
     logprobs / prompt_logprobs: None is off, else the number of alternatives (0 = the chosen token only).
     allowed_token_ids: None allows all. max_tokens: None means up to the model's length. structured: None is free text.
+    shown_token_ids: special tokens that are part of the text all the same (marks of tool calls).
     """
 
     n: int = 1
@@ -130,6 +131,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     structured: Structured | None = None
+    shown_token_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:

@@ -81,6 +81,9 @@ class ScriptedExecutor(HashExecutor):
         script = self.script.get(request.prompt_token_ids)
         if script is not None and row.num_output < len(script):
             return script[row.num_output]
+        if row.mask is not None:
+            ids = np.flatnonzero(np.unpackbits(row.mask.view(np.uint8), bitorder="little"))
+            return int(ids[(hash((request.seed, row.num_output)) >> 3) % len(ids)])
         salt = 0 if request.params.is_greedy else request.seed
         first = sum(request.prompt_token_ids) + len(request.prompt_token_ids)
         allowed = request.params.allowed_token_ids

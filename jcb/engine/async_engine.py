@@ -13,13 +13,15 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from jcb.config import SchedulerConfig
-from jcb.engine.admission import ModelInfo, make_requests
+from jcb.engine.admission import ModelInfo, make_requests, validate
 from jcb.engine.core import EngineCore
 from jcb.engine.loop import Abort, Add, EngineLoop, Outputs, engine_lost
 from jcb.engine.output import OutputProcessor, RequestOutput
 from jcb.engine.stream import OutputStream
 from jcb.metrics import EngineMetrics
 from jcb.scheduler.policy import check_can_ever_queue, check_priority, check_queue
+from jcb.structured.compiler import GrammarCompiler
+from jcb.structured.vocab import vocab_of
 from jcb.text.tokenizer import Tokenizer
 from jcb.types import Request, RequestError, SamplingParams
 
@@ -60,6 +62,7 @@ class AsyncEngine:
         core.metrics = self.metrics
         self._processor = OutputProcessor(tokenizer, metrics=self.metrics, clock=clock)
         self._engine = EngineLoop(core, self._processor, self.metrics, self._deliver, clock=clock)
+        self._grammars = GrammarCompiler(vocab_of(tokenizer, info.vocab_size))
         self._rng: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._scheduler_config = scheduler
         self._watchdog_seconds = watchdog_seconds
@@ -123,6 +126,11 @@ class AsyncEngine:
         RequestError when any of them cannot be served. Read the stream inside `async with`.
         """
         self._check_open()
+        grammar = None
+        if params.structured is not None:
+            validate(params, self.info)
+            grammar = await self._grammars.compile(params.structured)
+            self._check_open()
         requests: list[Request] = []
         for prompt in prompts:
             requests += make_requests(
@@ -134,6 +142,7 @@ class AsyncEngine:
                 priority=priority,
                 namespace=namespace,
                 arrival_time=self._clock(),
+                grammar=grammar,
             )
         self._check_queue(requests)
         assert self._loop is not None
@@ -180,6 +189,7 @@ class AsyncEngine:
 
     def stop(self, timeout: float = 5.0) -> bool:
         """Ends the thread after the step it is in; False when that step did not end in time."""
+        self._grammars.close()
         return self._engine.stop(timeout)
 
     def _check_open(self) -> None:

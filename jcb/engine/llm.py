@@ -18,6 +18,8 @@ from jcb.config_file import override
 from jcb.engine.admission import make_requests
 from jcb.engine.choice import Choice
 from jcb.engine.output import OutputProcessor
+from jcb.structured.compiler import GrammarCompiler
+from jcb.structured.vocab import vocab_of
 from jcb.types import FinishReason, Logprobs, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ class LLM:
     def _use(self, engine: Engine) -> None:
         seed = engine.config.engine.seed
         self.engine = engine
+        self._grammars = GrammarCompiler(vocab_of(engine.tokenizer, engine.info.vocab_size))
         self._rng: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
 
     def generate(
@@ -147,7 +150,9 @@ class LLM:
 
     def _requests(self, prompt: list[int], params: SamplingParams) -> list[Request]:
         info = self.engine.info
-        return make_requests(prompt, params, model=info, request_id=uuid.uuid4().hex, rng=self._rng)
+        grammar = None if params.structured is None else self._grammars.compile_here(params.structured)
+        request_id = uuid.uuid4().hex
+        return make_requests(prompt, params, model=info, request_id=request_id, rng=self._rng, grammar=grammar)
 
     def _feed(self, backlog: deque[tuple[Request, int]], processor: OutputProcessor) -> None:
         """Keeps a short queue at the scheduler's door: its limits are for callers that can be told to wait."""

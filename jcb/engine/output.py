@@ -89,6 +89,7 @@ class OutputProcessor:
             stop=params.stop,
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
+            shown=params.shown_token_ids,
         )
         self._progress[request.request_id] = _Progress(request, index, detokenizer)
 
@@ -134,7 +135,7 @@ class OutputProcessor:
         )
         hide_last = output.stop_token_id is not None and not params.include_stop_str_in_output
         shown = output.token_ids[:-1] if hide_last else output.token_ids
-        delta = progress.detokenizer.push(shown)
+        delta = progress.detokenizer.push(shown, may_stop=output.may_stop)
         result.text = delta.text
         if delta.stop_string is not None:
             result.token_ids = output.token_ids[: delta.tokens_used]

@@ -15,6 +15,7 @@ from jcb.server.prompts import encode_messages, truncate
 from jcb.server.reply import reply
 from jcb.server.schema import ChatBody
 from jcb.server.service import SERVICE
+from jcb.server.tools import ToolReader, ToolUse, tool_use
 from jcb.server.usage import UsageCounter
 from jcb.text.tokenizer import Tokenizer
 
@@ -26,10 +27,12 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await ChatBody.read(request, service)
     check_stream(body)
     check_labels(request, body)
-    params = chat_params(body, served.defaults)
-    ids = truncate(await encode_messages(served, body.messages, body), body, served.info, params.max_tokens)
+    tools = tool_use(body, served)
+    params = chat_params(body, served.defaults, tools)
+    ids = await encode_messages(served, body.messages, body, None if tools is None else tools.tools)
+    ids = truncate(ids, body, served.info, params.max_tokens)
     stream = await served.engine.submit([ids], params, priority=body.priority, namespace=namespace(request, body))
-    shape = ChatShape(service.model_name, body, served.tokenizer, ids)
+    shape = ChatShape(service.model_name, body, served.tokenizer, ids, tools)
     return await reply(request, stream, shape, streams=body.stream)
 
 
@@ -40,8 +43,12 @@ class ChatShape(ChunkShape):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, model: str, body: ChatBody, tokenizer: Tokenizer, prompt_ids: list[int]) -> None:
+    def __init__(
+        self, model: str, body: ChatBody, tokenizer: Tokenizer, prompt_ids: list[int], tools: ToolUse | None = None
+    ) -> None:
         super().__init__(model, body, UsageCounter([len(prompt_ids)], body.n))
+        self._must_call = tools is not None and tools.must_call
+        self._readers = {} if tools is None else {index: ToolReader(tools) for index in range(body.n)}
         self._tokenizer = tokenizer
         self._body = body
         self._prompt_ids = prompt_ids
@@ -49,30 +56,32 @@ class ChatShape(ChunkShape):
     def opening_chunks(self) -> list[dict[str, Any]]:
         """The role chunks carry no text: clients do not count them as a token."""
         extra = {"prompt_token_ids": self._prompt_ids} if self._body.return_token_ids else {}
-        role = {"role": "assistant", "content": ""}
+        role = {"role": "assistant", "content": None if self._must_call else ""}
         return [{"choices": [self._chunk(index, role)], **extra} for index in range(self._body.n)]
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        chunks = []
-        if output.token_ids or output.text:
-            chunk = self._chunk(output.index, {"content": output.text})
-            chunk["logprobs"] = self._logprobs(output.logprobs)
+        chunks = [self._chunk(output.index, delta) for delta in self._deltas(output)]
+        if chunks:
+            chunks[0]["logprobs"] = self._logprobs(output.logprobs)
             if self._body.return_token_ids:
-                chunk["token_ids"] = output.token_ids
-            chunks.append(chunk)
+                chunks[0]["token_ids"] = output.token_ids
         if output.finish_reason is not None:
             chunk = self._chunk(output.index, {})
-            chunk["finish_reason"] = output.finish_reason
+            chunk["finish_reason"] = self._finish_reason(output.index, output.finish_reason)
             chunk["stop_reason"] = output.stop_reason
             chunks.append(chunk)
         return [{"choices": [chunk]} for chunk in chunks]
 
     def choice(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if reader := self._readers.get(choice.index):
+            reader.deltas(choice.text, is_last=True)
+            message = reader.message()
         fields: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(choice.logprobs),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._finish_reason(choice.index, choice.finish_reason),
             "stop_reason": choice.stop_reason,
         }
         if self._body.return_token_ids:
@@ -88,6 +97,19 @@ class ChatShape(ChunkShape):
                 self._tokenizer, len(self._prompt_ids), choices[0].prompt_logprobs, self._body.prompt_logprobs
             )
         return extra
+
+    def _deltas(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """What an output adds to its message; with tools perhaps nothing yet."""
+        reader = self._readers.get(output.index)
+        if reader is None:
+            return [{"content": output.text}] if output.token_ids or output.text else []
+        deltas = reader.deltas(output.text, is_last=output.finish_reason is not None)
+        tells_tokens = output.token_ids and (self._body.logprobs or self._body.return_token_ids)
+        return deltas or ([{}] if tells_tokens else [])
+
+    def _finish_reason(self, index: int, reason: str | None) -> str | None:
+        reader = self._readers.get(index)
+        return reason if reader is None else reader.finish_reason(reason)
 
     def _chunk(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

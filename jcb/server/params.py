@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,8 @@ from jcb.engine.admission import check_int
 from jcb.server.auth import TENANT
 from jcb.server.responses_schema import ResponsesBody
 from jcb.server.schema import MAX_STREAM_INTERVAL, Body, ChatBody, CompletionBody, GenerateBody
+from jcb.server.structured import structured_of
+from jcb.server.tools import ToolUse
 from jcb.types import MAX_LOGPROBS, RequestError, SamplingParams
 
 DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -41,8 +44,8 @@ def completion_params(body: CompletionBody, defaults: Mapping[str, Any], room: i
     return _params(body, defaults, max(max_tokens, 1) if max_tokens >= 0 else -1, body.logprobs, prompt_logprobs)
 
 
-def chat_params(body: ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
-    """None for max_tokens: up to the model's length."""
+def chat_params(body: ChatBody, defaults: Mapping[str, Any], tools: ToolUse | None = None) -> SamplingParams:
+    """None for max_tokens: up to the model's length. tools: may ask for calls, or for marks to be shown."""
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
     given = {body.max_tokens, body.max_completion_tokens} - {None}
@@ -53,7 +56,11 @@ def chat_params(body: ChatBody, defaults: Mapping[str, Any]) -> SamplingParams:
     if body.top_logprobs is not None:
         _check_count("top_logprobs", body.top_logprobs)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _params(body, defaults, given.pop() if given else None, logprobs, body.prompt_logprobs)
+    params = _params(body, defaults, given.pop() if given else None, logprobs, body.prompt_logprobs)
+    if tools is None:
+        return params
+    shown = tuple(tools.form.special.values())
+    return dataclasses.replace(params, structured=tools.structured(params.structured), shown_token_ids=shown)
 
 
 def response_params(body: ResponsesBody, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -143,6 +150,7 @@ def _params(
         prompt_logprobs=prompt_logprobs,
         logit_bias=_logit_bias(body.logit_bias),
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
+        structured=structured_of(body),
         **chosen,
     )
 

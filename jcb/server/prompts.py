@@ -8,7 +8,9 @@ from typing import Any
 from jcb.engine.admission import MAX_N, ModelInfo, check_int
 from jcb.server.schema import GenerateBody, Message, TemplateOptions
 from jcb.server.service import Served
+from jcb.server.tools import check_calls
 from jcb.text.chat import check_variables, encode_chat
+from jcb.text.tool_formats import tool_format, with_tools
 from jcb.types import RequestError
 
 MAX_PROMPTS = 32
@@ -16,7 +18,7 @@ MAX_CHOICES = 128
 LONG_TEXT = 4096
 """Characters above which text is encoded in a worker thread, so that the event loop stays free."""
 
-_KNOWN_MESSAGE_FIELDS = ("tool_calls", "tool_call_id", "function_call", "audio", "refusal", "reasoning_content")
+_KNOWN_MESSAGE_FIELDS = ("function_call", "audio", "refusal", "reasoning_content")
 
 Prompt = str | list[int]
 
@@ -52,8 +54,10 @@ async def encode_prompt(served: Served, prompt: Prompt, *, add_special_tokens: b
     return [] if begin is None else [begin]
 
 
-async def encode_messages(served: Served, messages: list[Message], options: TemplateOptions) -> list[int]:
-    """Token ids of a conversation through the model's chat template."""
+async def encode_messages(
+    served: Served, messages: list[Message], options: TemplateOptions, tools: list[dict[str, Any]] | None = None
+) -> list[int]:
+    """Token ids of a conversation through the model's chat template. tools: what the model is told of."""
     template = served.chat_template
     if template is None:
         raise RequestError("this model has no chat template: use /v1/completions", param="messages", code="no_template")
@@ -65,6 +69,8 @@ async def encode_messages(served: Served, messages: list[Message], options: Temp
         )
     check_variables(options.chat_template_kwargs)
     turns = [_turn(message, i) for i, message in enumerate(messages)]
+    if not tool_format(template.source, served.tokenizer).in_template:
+        turns, tools = with_tools(turns, tools), None
 
     def encode() -> list[int]:
         return encode_chat(
@@ -73,10 +79,12 @@ async def encode_messages(served: Served, messages: list[Message], options: Temp
             turns,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
+            tools=tools,
             **options.chat_template_kwargs,
         )
 
     size = sum(len(text) if isinstance(text := turn["content"], str) else LONG_TEXT for turn in turns)
+    size += LONG_TEXT if tools else 0
     ids = await asyncio.to_thread(encode) if size > LONG_TEXT else encode()
     if options.add_special_tokens:
         ids = served.tokenizer.encode("", add_special_tokens=True) + ids
@@ -108,7 +116,16 @@ def _turn(message: Message, index: int) -> dict[str, Any]:
             )
     role = "system" if message.role == "developer" else message.role
     turn: dict[str, Any] = {"role": role, "content": message.content}
-    return turn if message.name is None else turn | {"name": message.name}
+    if message.tool_calls:
+        if role != "assistant":
+            raise RequestError(
+                f"messages[{index}].tool_calls: only the assistant calls tools",
+                param=f"messages[{index}].tool_calls",
+                code="invalid_value",
+            )
+        turn["tool_calls"] = check_calls(message.tool_calls, f"messages[{index}].tool_calls")
+    named = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return turn | {key: value for key, value in named.items() if value is not None}
 
 
 def _as_list(value: object) -> list[Prompt]:

@@ -25,6 +25,8 @@ from jcb.engine.admission import MAX_N, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
 from jcb.server.body import read_object
 from jcb.server.fields import check_extra
 from jcb.server.service import Service
+from jcb.server.structured import StructuredFields
+from jcb.server.tools import CALL, ToolFields
 from jcb.text.messages import MAX_MESSAGES
 from jcb.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS, RequestError
 
@@ -57,9 +59,19 @@ _Count = Annotated[int, span(0, MAX_LOGPROBS)]
 _MaxTokens = Annotated[int, span(1, _INT32)]
 
 _TEXT_PART = {
-    "type": "object",
-    "properties": {"type": {"enum": ["text", "input_text", "output_text"]}, "text": {"type": "string"}},
-    "required": ["type", "text"],
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "object",
+            "properties": {"type": {"enum": ["text", "input_text", "output_text"]}, "text": {"type": "string"}},
+            "required": ["type", "text"],
+        },
+        {
+            "type": "object",
+            "properties": {"type": {"const": "refusal"}, "refusal": {"type": "string"}},
+            "required": ["type", "refusal"],
+        },
+    ]
 }
 TextContent = Annotated[
     Any, WithJsonSchema({"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _TEXT_PART}]})
@@ -152,7 +164,7 @@ class StreamOptions(BaseModel):
         return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
 
 
-class GenerateBody(Body):
+class GenerateBody(StructuredFields, Body):
     """What completions and chat share."""
 
     stream: bool = False
@@ -206,9 +218,11 @@ class Message(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: TextContent = None
     name: str | None = None
+    tool_calls: Annotated[list[Any], _documented({"items": CALL})] | None = None
+    tool_call_id: str | None = None
 
 
 class TemplateOptions(BaseModel):
@@ -220,7 +234,7 @@ class TemplateOptions(BaseModel):
     add_special_tokens: bool = False
 
 
-class ChatBody(TemplateOptions, GenerateBody):
+class ChatBody(ToolFields, TemplateOptions, GenerateBody):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], FailFast(), _sized(MAX_MESSAGES, 1)]
@@ -243,7 +257,7 @@ class DetokenizeBody(Body):
     tokens: Annotated[_Ids, _documented({"items": _TOKEN})]
 
 
-_INNER = {"messages": {"role", "content", "name"}, "input": {"role", "content", "type"}}
+_INNER = {"messages": {*Message.model_fields}, "input": {"role", "content", "type"}}
 _INNER["stream_options"] = {*StreamOptions.model_fields}
 
 

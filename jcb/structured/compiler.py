@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from jcb.structured.check import check, refusal
-from jcb.structured.grammar import CompiledGrammar, GrammarError, try_out
+from jcb.structured.grammar import CompiledGrammar, GrammarError, plain, translate, try_out
 from jcb.structured.vocab import Vocab, make_tokenizer
 from jcb.types import Grammar, RequestError, Structured
 
@@ -78,6 +78,17 @@ class GrammarCompiler:
         """The grammar, waited for in an event loop; a caller that leaves does not stop it for others."""
         return await asyncio.shield(asyncio.wrap_future(self.submit(structured)))
 
+    def compile_here(self, structured: Structured) -> Grammar:
+        """The grammar, compiled now in the caller's thread, without limits: for a caller that is trusted."""
+        if self._vocab is None:
+            raise refusal(structured, "is not possible with this model's tokenizer", code="unsupported_field")
+        check(structured)
+        tokenizer = self._tokenizer
+        try:
+            return CompiledGrammar(tokenizer, self._vocab, translate(structured), structured.param)
+        except (GrammarError, ValueError) as error:
+            raise refusal(structured, f"cannot be used: {plain(str(error))}", code="invalid_grammar") from None
+
     def close(self) -> None:
         """Ends the threads and processes."""
         with self._lock:
@@ -98,7 +109,7 @@ class GrammarCompiler:
             compiled = CompiledGrammar(tokenizer, vocab, grammar, structured.param)
             try_out(compiled)
         except GrammarError as error:
-            raise refusal(structured, f"cannot be used: {error}", code="invalid_grammar") from None
+            raise refusal(structured, f"cannot be used: {plain(str(error))}", code="invalid_grammar") from None
         return compiled
 
     @cached_property

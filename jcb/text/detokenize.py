@@ -34,7 +34,8 @@ class IncrementalDetokenizer:
     """The text of one answer. Joined deltas and `finish()` equal `tokenizer.decode(ids, continuation=True)`.
 
     include_stop: the stop string itself is part of the text. min_tokens: stop strings are looked for only in the text
-    of the tokens after the first `min_tokens`. After a stop string nothing more is read.
+    of the tokens after the first `min_tokens`. After a stop string nothing more is read. shown: special tokens that
+    are not skipped.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class IncrementalDetokenizer:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
+        shown: Sequence[int] = (),
     ) -> None:
         if tokenizer.vocabulary.exact:
-            self._decoder: _ByteDecoder | _WindowDecoder = _ByteDecoder(tokenizer, skip_special_tokens)
+            self._decoder: _ByteDecoder | _WindowDecoder = _ByteDecoder(tokenizer, skip_special_tokens, shown)
         else:
             self._decoder = _WindowDecoder(tokenizer, skip_special_tokens)
         self._matcher = StopMatcher(stop) if stop else None
@@ -62,8 +64,10 @@ class IncrementalDetokenizer:
         """Everything emitted so far."""
         return "".join(self._emitted)
 
-    def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Read the next tokens; the answer is the same however they are grouped."""
+    def push(self, token_ids: Sequence[int], *, may_stop: bool = True) -> TextDelta:
+        """Read the next tokens; the answer is the same however they are grouped. may_stop: False does not look for
+        stop strings in their text.
+        """
         if self._stopped:
             return TextDelta("", None, 0)
         parts: list[str] = []
@@ -71,9 +75,11 @@ class IncrementalDetokenizer:
             text = self._decoder.push(token_id)
             if self._matcher is None:
                 parts.append(text)
-            elif self._unchecked_tokens > 0:
+            elif self._unchecked_tokens > 0 or not may_stop:
                 self._unchecked_tokens -= 1
-                parts.append(text)
+                parts.append(self._held + text)
+                self._held = ""
+                self._matcher.restart()
             elif text:
                 stop = self._read_checked(text, parts)
                 if stop is not None:
@@ -117,14 +123,15 @@ class IncrementalDetokenizer:
 class _ByteDecoder:
     """Text from the exact bytes of tokens: looks each token up once, keeps at most three bytes."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, shown: Sequence[int]) -> None:
         self._pieces = tokenizer.visible_pieces(skip_special_tokens)
+        self._shown = {index: tokenizer.token_bytes(index) for index in shown}
         self._rest = b""
 
     def push(self, token_id: int) -> str:
         if token_id < 0:
             raise ValueError(f"{token_id=} is negative")
-        piece = self._rest + self._pieces[token_id]
+        piece = self._rest + (self._shown.get(token_id) or self._pieces[token_id])
         text, used = codecs.utf_8_decode(piece, "replace", False)
         self._rest = piece[used:]
         return text

@@ -31,6 +31,10 @@ class StopMatcher:
         """How many of the last characters read may yet turn out to begin a stop string."""
         return self._depths[self._node]
 
+    def restart(self) -> None:
+        """Forget what was read: no stop string begins before here."""
+        self._node = 0
+
     def feed(self, text: str) -> tuple[str, int] | None:
         """Read `text`. Returns (stop string, index in `text` just behind it) when one is completed, else None."""
         node = self._node
