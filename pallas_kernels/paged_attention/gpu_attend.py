@@ -66,7 +66,9 @@ def _run(kernel: Kernel, refs: Refs) -> None:
     def _fetch() -> None:
         if sizes.consumers > 1:
             plgpu.set_max_registers(24, action="decrease")
-        lax.fori_loop(0, turns, lambda turn, step: fetch(kernel, refs, turn, step), jnp.int32(0))
+        steps = lax.fori_loop(0, turns, lambda turn, step: fetch(kernel, refs, turn, step), jnp.int32(0))
+        _drain(refs.free, sizes.stages, steps)
+        _drain(refs.q_free, 2, turns)
 
     @pl.when(warpgroup < sizes.consumers)
     def _compute() -> None:
@@ -74,6 +76,15 @@ def _run(kernel: Kernel, refs: Refs) -> None:
             plgpu.set_max_registers(240, action="increase")
         lax.fori_loop(0, turns, lambda turn, step: compute(kernel, refs, turn, step), jnp.int32(0))
         plgpu.wait_smem_to_gmem(0)
+
+
+def _drain(barriers: Any, count: int, uses: jax.Array) -> None:
+    """Wait for what was last handed to the consumers, so that every phase of every barrier has been seen."""
+    for index in range(count):
+
+        @pl.when(uses > index)
+        def _wait(index: int = index) -> None:
+            plgpu.barrier_wait(barriers.at[index])
 
 
 def _scratch(kernel: Kernel) -> dict[str, Any]:
