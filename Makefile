@@ -38,7 +38,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help venv install install-test install-aot install-bench serve aot test lint format golden bench-batching bench-start clean
+.PHONY: help venv install install-test install-aot install-bench serve aot test lint format golden bench-batching gpu-check bench-start clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -125,6 +125,9 @@ golden: install-test ## every reference answer of the default model in every mod
 
 bench-batching: install-bench ## continuous against static batching through the server, with a picture
 	$(PY) -m jcb.bench.batching --picture jcb/bench/batching.png $(ARGS)
+
+gpu-check: install ## on a machine with an accelerator: kernels right? how close to the floor? (5 minutes)
+	$(PY) -m jcb.bench.chip_check $(ARGS)
 
 bench-start: install ## seconds to ready, with an empty compile cache and with a full one
 	$(PY) -m jcb.bench.start $(ARGS)

@@ -90,7 +90,11 @@ def seconds_of(case: Case, implementation: str, *, repeat: int, blocks: Any = No
 
 def measure(case: Case, implementation: str, roofline: Roofline, repeat: int, blocks: Any = None) -> Result:
     """One line of the table."""
-    seconds = seconds_of(case, implementation, repeat=repeat, blocks=blocks)
+    return result_of(case, implementation, seconds_of(case, implementation, repeat=repeat, blocks=blocks), roofline)
+
+
+def result_of(case: Case, implementation: str, seconds: list[float], roofline: Roofline) -> Result:
+    """What times of one call mean."""
     cost, median = cost_of(case), statistics.median(seconds)
     return Result(
         case=case.name,
