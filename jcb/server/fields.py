@@ -83,8 +83,11 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Fields that other servers honour and this one does not, with the values that ask for nothing."""
 
 LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "session_id"})
-"""Fields that name things for the caller and change no answer."""
+"""Fields that name things for the caller and change no answer: they go nowhere, so what providers of identities
+make up may stand in them.
+"""
 
+MAX_LABEL_CHARS = 128
 MAX_NAMES = 16
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -95,6 +98,8 @@ def check_extra(request: web.Request, service: Service, extra: Mapping[str, obje
     for name, value in extra.items():
         if name in NEUTRAL and not _is_neutral(name, value):
             raise RequestError(f"{name} is not supported by this server", param=name, code="unsupported_field")
+        if name in LABELS and name != "metadata":
+            _check_label(name, value)
     unknown = [name for name in names if name not in LABELS]
     if unknown and service.config.strict_fields:
         raise _unknown(unknown[0], known)
@@ -104,6 +109,13 @@ def check_extra(request: web.Request, service: Service, extra: Mapping[str, obje
         if name not in service.reported_fields and len(service.reported_fields) < 8 * MAX_NAMES:
             service.reported_fields.add(name)
             logger.warning("unknown request field %s is ignored (reported once)", name)
+
+
+def _check_label(name: str, value: object) -> None:
+    if not isinstance(value, str) or len(value) > MAX_LABEL_CHARS or not value.isprintable():
+        raise RequestError(
+            f"{name} must be a text of at most {MAX_LABEL_CHARS} printable characters", param=name, code="invalid_value"
+        )
 
 
 def _is_neutral(name: str, value: object) -> bool:

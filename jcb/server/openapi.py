@@ -13,12 +13,17 @@ from pydantic.json_schema import models_json_schema
 import jcb
 from jcb.server.access import Access
 from jcb.server.answers import Error
-from jcb.server.fields import LABELS, NEUTRAL
+from jcb.server.fields import LABELS, MAX_LABEL_CHARS, NEUTRAL
 from jcb.server.schema import Body
 
 if TYPE_CHECKING:
     from jcb.server.routes import Route
 
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+    "required": ["data"],
+}
 _REF = "#/components/schemas/{model}"
 
 
@@ -55,7 +60,7 @@ def _operation(route: Route, path: str, has_keys: bool) -> dict[str, Any]:
     if route.answer is not None:
         good["content"] = {"application/json": {"schema": _ref(route.answer)}}
     if route.streams:
-        good["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        good["content"]["text/event-stream"] = {"schema": _EVENT}
     error = {"description": "It did not", "content": {"application/json": {"schema": _ref(Error)}}}
     operation: dict[str, Any] = {"summary": route.summary, "responses": {"200": good, "default": error}}
     if names := re.findall(r"\{(\w+)\}", path):
@@ -81,8 +86,8 @@ def _complete(schema: dict[str, Any], model: type[Body]) -> None:
     for name, values in NEUTRAL.items():
         if name not in model.model_fields:
             properties[name] = {"enum": [*values, None]}
-    for name in LABELS - model.model_fields.keys() - {"metadata"}:
-        properties[name] = {"type": ["string", "null"], "maxLength": 128, "pattern": "^[ -~]*$"}
+    for name in LABELS - model.model_fields.keys() - {"metadata"}:  # any printable text, which no pattern can say
+        properties[name] = {"type": ["string", "null"], "maxLength": MAX_LABEL_CHARS}
 
 
 def _ref(model: type[BaseModel]) -> dict[str, str]:

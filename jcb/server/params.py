@@ -12,7 +12,7 @@ from aiohttp import web
 from jcb.engine.admission import check_int
 from jcb.server.auth import TENANT
 from jcb.server.responses_schema import ResponsesBody
-from jcb.server.schema import MAX_STREAM_INTERVAL, Body, ChatBody, CompletionBody, GenerateBody
+from jcb.server.schema import MAX_STREAM_INTERVAL, ChatBody, CompletionBody, GenerateBody
 from jcb.server.structured import structured_of
 from jcb.server.tools import ToolUse
 from jcb.types import MAX_LOGPROBS, RequestError, SamplingParams
@@ -21,9 +21,6 @@ DEFAULTABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields whose default a model's own generation settings may change."""
 
 DEFAULT_COMPLETION_TOKENS = 16
-
-MAX_LABEL_CHARS = 128
-USER_LABELS = ("user", "safety_identifier", "prompt_cache_key", "session_id")
 
 LABEL = web.RequestKey("label", str)
 
@@ -72,16 +69,9 @@ def response_params(body: ResponsesBody, defaults: Mapping[str, Any]) -> Samplin
 
 def check_labels(request: web.Request, body: GenerateBody) -> None:
     """The caller's own id names the response in its headers and nothing else: engine ids are ours."""
-    check_user_labels(body)
     label = check_label("request_id", body.request_id)
     if label is not None:
         request[LABEL] = label
-
-
-def check_user_labels(body: Body) -> None:
-    """Names that callers give to themselves."""
-    for name in USER_LABELS:
-        _check_user_label(name, (body.model_extra or {}).get(name))
 
 
 def check_stream(body: GenerateBody) -> None:
@@ -108,15 +98,6 @@ def check_label(name: str, value: object) -> str | None:
             f"{name} must be 1 to 128 characters of letters, digits and ._:/+=@-", param=name, code="invalid_value"
         )
     return value
-
-
-def _check_user_label(name: str, value: object) -> None:
-    """These go nowhere, so what providers of identities make up may stand in them."""
-    if value is None or (isinstance(value, str) and len(value) <= MAX_LABEL_CHARS and value.isprintable()):
-        return
-    raise RequestError(
-        f"{name} must be at most {MAX_LABEL_CHARS} printable characters", param=name, code="invalid_value"
-    )
 
 
 def _as_generate(body: ResponsesBody) -> GenerateBody:

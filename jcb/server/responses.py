@@ -11,7 +11,7 @@ from aiohttp import web
 from jcb.engine.choice import Choice
 from jcb.engine.output import RequestOutput
 from jcb.server.auth import TENANT
-from jcb.server.params import check_user_labels, response_params
+from jcb.server.params import response_params
 from jcb.server.prompts import encode_messages
 from jcb.server.reply import Event, reply
 from jcb.server.responses_schema import ResponsesBody
@@ -25,7 +25,6 @@ async def responses(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
     served = service.require()
     body = await ResponsesBody.read(request, service)
-    check_user_labels(body)
     params = response_params(body, served.defaults)
     ids = await encode_messages(served, body.messages(), body.template_options())
     stream = await served.engine.submit([ids], params, namespace=f"{request[TENANT]}/")

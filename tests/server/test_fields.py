@@ -144,16 +144,16 @@ async def test_null_means_not_given(server):
 @pytest.mark.parametrize(
     ("path", "field", "bad", "neutral"),
     [
-        (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}], []),
         (CHAT, "tool_choice", "required", "auto"),
-        (CHAT, "response_format", {"type": "json_object"}, {"type": "text"}),
         (CHAT, "echo", True, False),
+        (CHAT, "prompt", "x", None),
+        (CHAT, "functions", [{"name": "f"}], []),
+        (COMPLETIONS, "tools", [{"type": "function", "function": {"name": "f"}}], []),
+        (COMPLETIONS, "logprob_token_ids", [1], []),
         (CHAT, "modalities", ["audio"], ["text"]),
         (COMPLETIONS, "best_of", 2, 1),
         (COMPLETIONS, "suffix", "end", ""),
         (COMPLETIONS, "bad_words", ["x"], []),
-        (COMPLETIONS, "structured_outputs", {"regex": "a"}, {}),
-        (COMPLETIONS, "guided_json", {}, None),
         (COMPLETIONS, "kv_transfer_params", {"a": 1}, {}),
     ],
 )
