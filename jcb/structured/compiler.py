@@ -119,8 +119,11 @@ class GrammarCompiler:
 
     def _take_worker(self, vocab: Vocab) -> _Worker:
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            worker = self._idle.pop() if self._idle else None
+        if worker is not None:
+            if worker.is_fit:
+                return worker
+            worker.close()
         return _Worker(vocab, self._seconds, self._memory_bytes)
 
     def _give_back(self, worker: _Worker) -> None:

@@ -48,6 +48,9 @@ def translate(structured: Structured) -> str:
 
     kind, source = structured.kind, structured.source
     if kind == "json":
+        if source.strip() == "false":
+            raise GrammarError("no answer fits the schema false")
+        source = "{}" if source.strip() == "true" else source
         return LLMatcher.grammar_from_json_schema(source, overrides=JSON_OPTIONS)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
@@ -136,9 +139,9 @@ class GrammarMatcher:
         return left if left.any() else mask
 
     def _failure(self) -> RequestError:
-        reason = plain(self._matcher.get_error()) or "no token fits here"
+        reason = plain(self._matcher.get_error()).replace("NoExtensionBias", "")
         return RequestError(
-            f"{self._grammar.param} cannot be followed any further: {reason}",
+            f"{self._grammar.param} cannot be followed any further: {reason or 'no token fits here'}",
             param=self._grammar.param,
             code="grammar_failed",
         )

@@ -1,0 +1,61 @@
+"""What is refused before anything is compiled."""
+
+import json
+
+import pytest
+
+from jcb.structured.check import check
+from jcb.types import RequestError, Structured
+
+
+def nested(depth: int) -> dict:
+    schema: dict = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "problem"),
+    [
+        ("json", "{", "not valid JSON"),
+        ("json", "[" * 100_000, "characters"),
+        ("json", "[" * 60_000, "not valid JSON"),
+        ("json", "[]", "must be a JSON schema"),
+        ("json", "5", "must be a JSON schema"),
+        ("json", " ", "is empty"),
+        ("json", json.dumps(nested(64)), "deeper than 64"),
+        ("json", json.dumps({"enum": [[]] * 2000}), "objects and lists"),
+        ("json", json.dumps({"description": "x" * 65_536}), "characters"),
+        ("regex", "a" * 2049, "2,049 characters, at most 2,048"),
+        ("regex", "", "is empty"),
+        ("regex", "\ud800", "surrogate"),
+        ("grammar", "a" * 65_537, "characters"),
+        ("choice", "[]", "1 to 1,000"),
+        ("choice", json.dumps(["a"] * 1001), "1 to 1,000"),
+        ("choice", '["a", ""]', "not empty"),
+        ("choice", '["a", 1]', "strings"),
+    ],
+    ids=lambda v: str(v)[:20],
+)
+def test_refused(kind, source, problem):
+    with pytest.raises(RequestError, match=problem) as caught:
+        check(Structured(kind=kind, source=source, param="the.field"))
+    assert (caught.value.status, caught.value.param) == (400, "the.field")
+    assert caught.value.message.startswith("the.field ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("json", "true"),
+        ("json", json.dumps(nested(63))),
+        ("json", json.dumps({"enum": [[]] * 1998})),
+        ("regex", "é" * 2048),
+        ("choice", json.dumps([str(i) for i in range(1000)])),
+        ("grammar", "start: x"),
+    ],
+    ids=lambda v: str(v)[:20],
+)
+def test_accepted(kind, source):
+    check(Structured(kind=kind, source=source))
