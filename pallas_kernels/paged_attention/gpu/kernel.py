@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.layout import KVLayout
-from pallas_kernels.paged_attention.gpu_blocks import ROWS, GpuBlocks
-from pallas_kernels.paged_attention.gpu_work import BEGIN, COUNT, END, HEAD, LEAD, POSITION, ROW, TOKEN
+from pallas_kernels.paged_attention.gpu.blocks import ROWS, Blocks
+from pallas_kernels.paged_attention.gpu.work import BEGIN, COUNT, END, HEAD, LEAD, POSITION, ROW, TOKEN
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Kernel:
     """
 
     layout: KVLayout
-    sizes: GpuBlocks
+    sizes: Blocks
     split: bool
     pages: int
     width: int
@@ -95,7 +95,7 @@ class Refs(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One entry of the work list, as scalars. See `gpu_work` for the columns."""
+    """One entry of the work list, as scalars. See `work` for the columns."""
 
     index: jax.Array
     token: jax.Array

@@ -1,7 +1,7 @@
 """Paged attention on NVIDIA Hopper GPUs in Pallas Mosaic GPU.
 
-Rows with one query and prompt tiles go through the same kernel (`gpu_attend`) with two work lists (`gpu_work`): the
-keys of a decoding row are split so that few long rows fill the chip, and a second pass (`gpu_combine`) joins its parts.
+Rows with one query and prompt tiles go through the same kernel (`attend`) with two work lists (`work`): the
+keys of a decoding row are split so that few long rows fill the chip, and a second pass (`combine`) joins its parts.
 Both write into one output in place.
 
 Blackwell (sm100) has no wgmma: there the products must be tcgen05_mma into TMEM, the softmax state and the weights
@@ -16,13 +16,16 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.layout import KVLayout
-from pallas_kernels.paged_attention.gpu_attend import attend
-from pallas_kernels.paged_attention.gpu_blocks import ROWS, GpuBlocks, current_gpu, default_blocks
-from pallas_kernels.paged_attention.gpu_combine import combine
-from pallas_kernels.paged_attention.gpu_compute import LOG2E
-from pallas_kernels.paged_attention.gpu_kernel import Kernel
-from pallas_kernels.paged_attention.gpu_work import decode_work, prefill_work
+from pallas_kernels.paged_attention.gpu.attend import attend
+from pallas_kernels.paged_attention.gpu.blocks import ROWS, Blocks, candidates, current_gpu, default_blocks
+from pallas_kernels.paged_attention.gpu.combine import combine
+from pallas_kernels.paged_attention.gpu.compute import LOG2E
+from pallas_kernels.paged_attention.gpu.kernel import Kernel
+from pallas_kernels.paged_attention.gpu.work import decode_work, prefill_work
 from pallas_kernels.quantise import fold_key_scale, fold_value_scale
+from pallas_kernels.tuning import Phase, ShapeClass, tuned_blocks
+
+__all__ = ("Blocks", "candidates", "default_blocks", "paged_attention")
 
 
 def paged_attention(
@@ -41,19 +44,21 @@ def paged_attention(
     sinks: jax.Array | None = None,
     kv_scales: jax.Array | None = None,
     max_q_len: int | None = None,
-    decode_blocks: GpuBlocks | None = None,
-    prefill_blocks: GpuBlocks | None = None,
+    decode_blocks: Blocks | None = None,
+    chunk_blocks: Blocks | None = None,
 ) -> jax.Array:
-    """See `pallas_kernels.paged_attention`. decode_blocks, prefill_blocks: tile sizes; None takes the defaults."""
-    gpu = current_gpu()
-    _refuse(gpu, q, layout)
+    """See `pallas_kernels.paged_attention`. Refuses what tensor cores would round and what is not a Hopper GPU.
+
+    decode_blocks, chunk_blocks: tile sizes; None takes the tuned ones, or the defaults.
+    """
+    _refuse(q, layout)
     heads, group = layout.kv_heads, q.shape[1] // layout.kv_heads
-    decode_blocks = decode_blocks or default_blocks(gpu, layout, decoding=True)
-    prefill_blocks = prefill_blocks or default_blocks(gpu, layout, decoding=False)
+    decode_blocks = decode_blocks or _blocks(layout, q, "decode")
+    chunk_blocks = chunk_blocks or _blocks(layout, q, "chunk")
     queries = fold_key_scale(q, kv_scales).reshape(-1, heads, group, layout.head_dim)
     by_head = queries.swapaxes(0, 1).reshape(heads, -1, layout.head_dim)
 
-    def kernel(blocks: GpuBlocks, *, split: bool) -> Kernel:
+    def kernel(blocks: Blocks, *, split: bool) -> Kernel:
         pages, width = kv_pages.shape[1], page_table.shape[1]
         return Kernel(
             layout, blocks, split, pages, width, group, scale, sliding_window, soft_cap, sinks is not None, q.dtype
@@ -67,15 +72,21 @@ def paged_attention(
     work, splits = decode_work(lens, q_starts, heads, sliding_window, decode_blocks)
     combine(attend(kernel(decode_blocks, split=True), work, *fixed), splits, q_starts, out)
     if max_q_len != 1:
-        prefill = kernel(prefill_blocks, split=False)
+        prefill = kernel(chunk_blocks, split=False)
         chunks = jnp.where(live & (q_lens > 1), q_lens, 0)
         tile = prefill.query_tiles * prefill.tokens
-        tiles = prefill_work(kv_lens, q_starts, chunks, q.shape[0], tile, heads, sliding_window, prefill_blocks)
+        tiles = prefill_work(kv_lens, q_starts, chunks, q.shape[0], tile, heads, sliding_window, chunk_blocks)
         attend(prefill, tiles, *fixed, out)
     return fold_value_scale(jax.freeze(out).reshape(q.shape), kv_scales)
 
 
-def _refuse(gpu, q: jax.Array, layout: KVLayout) -> None:
+def _blocks(layout: KVLayout, q: jax.Array, phase: Phase) -> Blocks:
+    tuned = tuned_blocks("paged_attention", "gpu", "gpu", ShapeClass.of(layout, q.shape[1], q.dtype.name, phase))
+    return Blocks(**tuned) if tuned else default_blocks(layout, q.shape[1], phase)
+
+
+def _refuse(q: jax.Array, layout: KVLayout) -> None:
+    gpu = current_gpu()
     if gpu is not None and not gpu.is_hopper:
         raise NotImplementedError(f"the kernel is for Hopper GPUs (wgmma), this is a {gpu.kind}")
     if q.dtype != jnp.bfloat16:

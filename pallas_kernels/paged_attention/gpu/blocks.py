@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.layout import KVLayout
+from pallas_kernels.tuning import Phase
 
 ROWS = 64
 """Query rows a warpgroup multiplies at once: the M of a wgmma."""
@@ -28,7 +29,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class GpuBlocks:
+class Blocks:
     """How one kernel cuts its work.
 
     consumers: warpgroups that compute. Prompt tiles give each 64 query rows, decoding deals blocks of keys out to them
@@ -45,7 +46,7 @@ class GpuBlocks:
     columns: int
     blocks: int
     turns: int = 1
-    weights_in_registers: bool = False
+    weights_in_registers: int = False
 
 
 def current_gpu() -> Gpu | None:
@@ -60,13 +61,14 @@ def current_gpu() -> Gpu | None:
     return Gpu(found.device_kind, getattr(found, "core_count", 132))
 
 
-def default_blocks(gpu: Gpu | None, layout: KVLayout, *, decoding: bool) -> GpuBlocks:
-    """Sane sizes where nothing is tuned; small ones for the interpreter (`gpu` None)."""
-    dim = layout.head_dim
+def default_blocks(layout: KVLayout, num_heads: int, phase: Phase) -> Blocks:
+    """Sane sizes where nothing is tuned; small ones for the interpreter, where no GPU is named."""
+    del num_heads
+    gpu, dim, decoding = current_gpu(), layout.head_dim, phase == "decode"
     if gpu is None:
-        return GpuBlocks(consumers=2, block_kv=64, stages=2, columns=min(dim, 128), blocks=2)
+        return Blocks(consumers=2, block_kv=64, stages=2, columns=min(dim, 128), blocks=2)
     large = dim == 64 or (dim == 128 and not decoding)
-    sizes = GpuBlocks(
+    sizes = Blocks(
         consumers=2,
         block_kv=128 if large and not layout.is_quantised else 64,
         stages=2,
@@ -75,21 +77,35 @@ def default_blocks(gpu: Gpu | None, layout: KVLayout, *, decoding: bool) -> GpuB
         turns=4 if decoding else 1,
         weights_in_registers=not decoding or dim == 256,
     )
-    fitting = [replace(sizes, stages=stages) for stages in (4, 6, 8)]
-    return max(
-        (s for s in fitting if shared_bytes(s, layout, decoding=decoding) <= SHARED_MEMORY),
-        default=sizes,
-        key=lambda s: s.stages,
+    deeper = [replace(sizes, stages=stages) for stages in (8, 6, 4)]
+    return next((blocks for blocks in deeper if fits(blocks, layout, phase)), sizes)
+
+
+def candidates(layout: KVLayout, num_heads: int, phase: Phase) -> tuple[Blocks, ...]:
+    """Sizes worth measuring for a shape."""
+    base, decoding = default_blocks(layout, num_heads, phase), phase == "decode"
+    made = (
+        replace(base, block_kv=block_kv, stages=stages, turns=turns, weights_in_registers=registers)
+        for block_kv in (64, 128)
+        for stages in (2, 4, 6, 8)
+        for turns in ((1, 2, 4, 8) if decoding else (1,))
+        for registers in (True, False)
     )
+    return tuple(blocks for blocks in made if fits(blocks, layout, phase))
 
 
-def shared_bytes(blocks: GpuBlocks, layout: KVLayout, *, decoding: bool) -> int:
+def fits(blocks: Blocks, layout: KVLayout, phase: Phase) -> bool:
+    """True when the attention kernel of these sizes fits the shared memory."""
+    return shared_bytes(blocks, layout, phase) <= SHARED_MEMORY
+
+
+def shared_bytes(blocks: Blocks, layout: KVLayout, phase: Phase) -> int:
     """Bytes of shared memory that the attention kernel takes, as its scratch list says."""
-    dim, count = layout.head_dim, blocks.consumers
-    several = not decoding and dim <= 128
-    queries = 2 * (count if several else 1) * ROWS * dim * 2
+    dim, count, decoding = layout.head_dim, blocks.consumers, phase == "decode"
+    own_rows, own_blocks = not decoding and dim <= 128, decoding and dim <= 128
+    queries = 2 * (count if own_rows else 1) * ROWS * dim * 2
     block = 2 * blocks.block_kv * dim
     pages = blocks.stages * block * jnp.dtype(layout.dtype).itemsize
-    wide = block * 2 * (count if decoding and dim <= 128 else 1) if layout.is_quantised else 0
+    wide = block * 2 * (count if own_blocks else 1) if layout.is_quantised else 0
     weights = 0 if blocks.weights_in_registers else count * ROWS * blocks.block_kv * 2
     return queries + pages + wide + weights + count * ROWS * blocks.columns * (4 if decoding else 2)

@@ -10,8 +10,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_attention.gpu_blocks import ROWS
-from pallas_kernels.paged_attention.gpu_kernel import Item, Kernel, Refs, item_of
+from pallas_kernels.paged_attention.gpu.blocks import ROWS
+from pallas_kernels.paged_attention.gpu.kernel import Item, Kernel, Refs, item_of
 
 
 def fetch(kernel: Kernel, refs: Refs, turn: jax.Array, step: jax.Array) -> jax.Array:

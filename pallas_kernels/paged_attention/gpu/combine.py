@@ -10,8 +10,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_attention.gpu_launch import launch, store
-from pallas_kernels.paged_attention.gpu_work import Splits
+from pallas_kernels.paged_attention.gpu.launch import launch, store
+from pallas_kernels.paged_attention.gpu.work import Splits
 
 _FLOOR = -1e30
 
@@ -19,7 +19,7 @@ _FLOOR = -1e30
 def combine(parts: tuple[jax.Array, jax.Array], splits: Splits, q_starts: jax.Array, out: Any) -> None:
     """Write rows that have parts into the Ref `out` [T, K, G, H] at their tokens.
 
-    parts: results and log2 of softmax sums, f32[items, parts, G rounded up to 8, H], see `gpu_attend`.
+    parts: results and log2 of softmax sums, f32[items, parts, G rounded up to 8, H], see `attend`.
     """
     rows, (_, per_item, height, head_dim), heads = q_starts.shape[0], parts[0].shape, out.shape[1]
     group = out.shape[2]

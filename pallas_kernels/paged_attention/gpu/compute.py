@@ -11,9 +11,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_attention.gpu_blocks import ROWS
-from pallas_kernels.paged_attention.gpu_kernel import Item, Kernel, Refs, item_of
-from pallas_kernels.paged_attention.gpu_launch import store
+from pallas_kernels.paged_attention.gpu.blocks import ROWS
+from pallas_kernels.paged_attention.gpu.kernel import Item, Kernel, Refs, item_of
+from pallas_kernels.paged_attention.gpu.launch import store
 
 FLOOR = -1e30  # of a running maximum: finite, so that exp2(-inf - floor) is 0 and never NaN
 LOG2E = math.log2(math.e)
@@ -107,7 +107,7 @@ def _add_block(
 
     weighted = []
     for index, old in enumerate(softmax.weighted):
-        new = _product(weights, values.at[:, _columns(kernel, me, index)], old.shape)
+        new = _product(weights, values.at[:, _columns(kernel, me, index)], (ROWS, kernel.sizes.columns))
         weighted.append(old * lax.broadcast_in_dim(decay, old.shape, [0]) + new)
     if not kernel.layout.is_quantised:
         plgpu.barrier_arrive(refs.free.at[slot])
@@ -120,7 +120,7 @@ def _columns(kernel: Kernel, me: jax.Array, index: int) -> Any:
     return pl.ds(me * kernel.columns + index * width if kernel.by_columns else index * width, width)
 
 
-def _product(a: Any, b: Any, shape: tuple[int, ...]) -> jax.Array:
+def _product(a: Any, b: Any, shape: tuple[int, int]) -> jax.Array:
     """a @ b in float32 on the tensor core. a: a reference or registers; b: a reference to shared memory."""
 
     def multiply(accumulator: Any) -> jax.Array:
@@ -201,7 +201,7 @@ def _meet(refs: Refs) -> None:
 
 
 def _write_part(kernel: Kernel, refs: Refs, item: Item, me: jax.Array, softmax: Softmax) -> None:
-    """A part of a row: its own normalised result, and log2 of its softmax sum spread over H, for `gpu_combine`."""
+    """A part of a row: its own normalised result, and log2 of its softmax sum spread over H, for `combine`."""
     scale = 1 / jnp.where(softmax.total == 0, jnp.ones_like(softmax.total), softmax.total)
     level = softmax.largest + jnp.log2(softmax.total)
     part = me if kernel.stride > 1 else 0

@@ -14,12 +14,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.paged_attention.gpu_blocks import ROWS
-from pallas_kernels.paged_attention.gpu_compute import compute
-from pallas_kernels.paged_attention.gpu_fetch import fetch
-from pallas_kernels.paged_attention.gpu_kernel import Kernel, Refs
-from pallas_kernels.paged_attention.gpu_launch import launch
-from pallas_kernels.paged_attention.gpu_work import Work
+from pallas_kernels.paged_attention.gpu.blocks import ROWS
+from pallas_kernels.paged_attention.gpu.compute import compute
+from pallas_kernels.paged_attention.gpu.fetch import fetch
+from pallas_kernels.paged_attention.gpu.kernel import Kernel, Refs
+from pallas_kernels.paged_attention.gpu.launch import launch
+from pallas_kernels.paged_attention.gpu.work import Work
+
+_TRANSFORMS: tuple[Any, Any] = (plgpu.TilingTransform, plgpu.SwizzleTransform)  # type checkers take them for abstract
 
 
 def attend(
@@ -35,7 +37,7 @@ def attend(
 ) -> Any:
     """Run `kernel` over `work`. q: [K, T * G, H]. sinks: f32[K, 64], of each query row, in base 2.
 
-    Prompt tiles are written into the Ref `out` [T, K, G, H]. Decoding returns the parts that `gpu_combine` joins:
+    Prompt tiles are written into the Ref `out` [T, K, G, H]. Decoding returns the parts that `combine` joins:
     (results, log2 of softmax sums), both f32[items, stride, G rounded up to 8, H].
     """
     planes = kv_pages.reshape(-1, kernel.layout.page_size, kernel.layout.head_dim)
@@ -112,5 +114,6 @@ def _tiled(shape: tuple[int, ...], dtype: Any) -> Any:
     """Shared memory in the swizzled tiles that TMA writes and wgmma reads, 128 bytes wide or as wide as a row."""
     itemsize = jnp.dtype(dtype).itemsize
     swizzle = min(128, shape[-1] * itemsize)
-    transforms = (plgpu.TilingTransform((8, swizzle // itemsize)), plgpu.SwizzleTransform(swizzle))
+    tiling, swizzling = _TRANSFORMS
+    transforms = (tiling((8, swizzle // itemsize)), swizzling(swizzle))
     return plgpu.SMEM(shape, jnp.dtype(dtype), transforms=transforms)

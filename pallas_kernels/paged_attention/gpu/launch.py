@@ -26,6 +26,7 @@ def launch(
 
     grid: axis names and sizes. threads: warpgroups of a thread block, on axis "warpgroup". out: shapes of results.
     """
+    optional: dict[str, Any] = {"cost_estimate": cost} if _TAKES_COST else {}
     return plgpu.kernel(
         body,
         out_type=out,
@@ -36,7 +37,7 @@ def launch(
         thread_name="warpgroup",
         kernel_name=name,
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
-        **({"cost_estimate": cost} if _TAKES_COST else {}),
+        **optional,
     )
 
 

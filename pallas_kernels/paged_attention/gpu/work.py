@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.paged_attention.gpu_blocks import GpuBlocks
+from pallas_kernels.paged_attention.gpu.blocks import Blocks
 
 TOKEN, COUNT, HEAD, ROW, POSITION, BEGIN, END, LEAD = range(8)
 """Columns of an item: first query token and how many; KV head; row of the page table; position of the first query;
@@ -49,7 +49,7 @@ def _pack(**columns: jax.Array) -> jax.Array:
 
 
 def decode_work(
-    lens: jax.Array, q_starts: jax.Array, kv_heads: int, window: int | None, blocks: GpuBlocks
+    lens: jax.Array, q_starts: jax.Array, kv_heads: int, window: int | None, blocks: Blocks
 ) -> tuple[Work, Splits]:
     """Rows with one query, `lens` i32[B] keys each (0 for all others), cut into about blocks * turns equal items."""
     size = blocks.block_kv
@@ -88,7 +88,7 @@ def prefill_work(
     tile: int,
     kv_heads: int,
     window: int | None,
-    blocks: GpuBlocks,
+    blocks: Blocks,
 ) -> Work:
     """Tiles of `tile` queries of rows with several (`q_lens` i32[B] is 0 for all others), the last of a row first."""
     tiles = _ceil_div(q_lens, tile)
