@@ -30,6 +30,9 @@ STEP_TOKEN_BUCKETS = tuple(float(2**e) for e in range(15))
 N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
+STEP_BUCKETS = tuple(m * 10.0**e for e in range(-5, 2) for m in (1.0, 2.0, 5.0))
+
+
 class Counter:
     """A number that only grows; `labels` splits it by a closed set of words."""
 
@@ -93,6 +96,17 @@ class Histogram:
         return rows
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one turn of the loop. host: what it did while it did not wait for the device.
+
+    device: from when the device could begin the step taken in until its result was there; None: no step was.
+    """
+
+    host: float
+    device: float | None = None
+
+
 def _histogram(bounds: tuple[float, ...]) -> Histogram:
     return field(default_factory=lambda: Histogram(bounds))
 
@@ -127,7 +141,13 @@ class EngineMetrics:
     steps: Counter = _counter()
     compiles_after_ready: Counter = _counter()
     compile_seconds: Counter = _counter()  # label: stage
+    programs: Gauge = _gauge()
+    bucket_hits: Counter = _counter()  # label: name of a step program
+    bucket_tokens: Counter = _counter()  # label: as above; tokens that were asked for
+    bucket_padding: Counter = _counter()  # label: as above; tokens computed beside them
 
+    step_host_seconds: Histogram = _histogram(STEP_BUCKETS)
+    step_device_seconds: Histogram = _histogram(STEP_BUCKETS)
     time_to_first_token_seconds: Histogram = _histogram(TTFT_BUCKETS)
     inter_token_latency_seconds: Histogram = _histogram(ITL_BUCKETS)
     request_time_per_output_token_seconds: Histogram = _histogram(ITL_BUCKETS)
@@ -145,8 +165,19 @@ class EngineMetrics:
     info: Mapping[str, str] = field(default_factory=dict)  # block_size, num_gpu_blocks: for `cache_config_info`
     max_num_seqs: int = 0  # for batch_slot_occupancy; 0: unknown
 
-    def record_step(self, plan: StepPlan, outputs: list[SequenceOutput], stats: Mapping[str, int]) -> None:
+    def record_bucket(self, name: str, tokens: int, size: int) -> None:
+        """Counts a step of `tokens` tokens that ran in a program for `size`."""
+        self.bucket_hits.inc(label=name)
+        self.bucket_tokens.inc(tokens, name)
+        self.bucket_padding.inc(size - tokens, name)
+
+    def record_step(
+        self, plan: StepPlan, outputs: list[SequenceOutput], stats: Mapping[str, int], times: StepTimes
+    ) -> None:
         """Counts one turn of the loop; a turn without rows and outputs is not a step."""
+        if times.device is not None:
+            self.step_host_seconds.observe(times.host)
+            self.step_device_seconds.observe(times.device)
         if not plan.rows and not outputs:
             return
         self.steps.inc()

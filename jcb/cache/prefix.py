@@ -57,6 +57,10 @@ class PrefixCache:
             pages.append(page)
         return pages
 
+    def find(self, digests: Iterable[bytes]) -> list[int]:
+        """Pages of those keys that are here, whether the ones before them are or not."""
+        return [self._pages[digest] for digest in digests if digest in self._pages]
+
     def publish(self, digest: bytes, page: int) -> None:
         """Make a held page findable. The step that fills it has been ordered; the first page of a key stays."""
         if digest in self._pages:

@@ -80,8 +80,9 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     memory = plan_memory(statics, limits.num_pages, config.dtype, registry.temp_bytes, device, placement)
     memory.check()
     metrics = _metrics(config, loaded - started, compiled - loaded)
+    metrics.programs.set(len(registry))
     guard = CompileGuard(metrics.compiles_after_ready.inc)
-    executor = DeviceExecutor(registry, params, limits, config.scheduler.max_num_seqs, guard)
+    executor = DeviceExecutor(registry, params, limits, config.scheduler.max_num_seqs, guard, metrics)
     executor.warm_up()
     scheduler = Scheduler(config.scheduler, limits, enable_prefix_caching=config.cache.enable_prefix_caching)
     return Engine(

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from jcb.metrics import StepTimes
 from jcb.scheduler.scheduler import Scheduler
 from jcb.types import FinishReason, Request, SequenceOutput, StepPlan, StepResult
 
@@ -32,7 +33,9 @@ class Executor(Protocol):
 class Metrics(Protocol):
     """Hears of every step."""
 
-    def record_step(self, plan: StepPlan, outputs: list[SequenceOutput], stats: dict[str, int]) -> object: ...
+    def record_step(
+        self, plan: StepPlan, outputs: list[SequenceOutput], stats: dict[str, int], times: StepTimes
+    ) -> object: ...
 
 
 class EngineCore:
@@ -56,7 +59,10 @@ class EngineCore:
         self._overlap = overlap
         self._clock = clock
         self.metrics = metrics
-        self._in_flight: deque[tuple[StepPlan, Any]] = deque()
+        self._in_flight: deque[tuple[StepPlan, Any, float]] = deque()  # with the time of dispatch
+        self._last_collected = 0.0
+        self._waited = 0.0  # for the device, in this turn
+        self._device: float | None = None  # how long the step taken in this turn took
 
     @property
     def has_work(self) -> bool:
@@ -74,6 +80,7 @@ class EngineCore:
     def step(self) -> list[SequenceOutput]:
         """One turn of the loop; the outputs are mostly those of the step dispatched a turn before."""
         now = self._clock()
+        self._waited, self._device = 0.0, None
         outputs = self.scheduler.expire(now)
         plan = self.scheduler.schedule(now)
         outputs += self._dispatch(plan)
@@ -81,25 +88,32 @@ class EngineCore:
         while len(self._in_flight) > ahead:
             outputs += self._collect()
         if self.metrics is not None:
-            self.metrics.record_step(plan, outputs, self.scheduler.stats())
+            times = StepTimes(self._clock() - now - self._waited, self._device)
+            self.metrics.record_step(plan, outputs, self.scheduler.stats(), times)
         return outputs
 
     def _dispatch(self, plan: StepPlan) -> list[SequenceOutput]:
         if not plan.rows:
             return []
         try:
-            self._in_flight.append((plan, self.executor.dispatch(plan)))
+            now = self._clock()
+            self._in_flight.append((plan, self.executor.dispatch(plan), now))
         except Exception as error:
             return self._fail(plan, error)
         return []
 
     def _collect(self) -> list[SequenceOutput]:
-        plan, handle = self._in_flight.popleft()
+        plan, handle, dispatched = self._in_flight.popleft()
+        began = self._clock()
         try:
             result = self.executor.collect(handle)
         except Exception as error:
             return self._fail(plan, error)
-        return self.scheduler.update(plan, result, self._clock())
+        now = self._clock()
+        self._waited += now - began
+        self._device = (self._device or 0.0) + now - max(dispatched, self._last_collected)
+        self._last_collected = now
+        return self.scheduler.update(plan, result, now)
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[SequenceOutput]:
         """A step raised: what is in flight is void and the executor starts with an empty cache."""

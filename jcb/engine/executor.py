@@ -13,9 +13,10 @@ import jax
 import numpy as np
 
 from jcb.config import Limits
+from jcb.metrics import EngineMetrics
 from jcb.steps import inputs, mask, outputs, slot
 from jcb.steps.compile_guard import CompileGuard
-from jcb.steps.registry import Registry
+from jcb.steps.registry import Registry, name_of
 from jcb.types import RowKind, StepPlan, StepResult
 
 
@@ -32,9 +33,16 @@ class DeviceExecutor:
     """Runs plans on the device. Owns the device state; the params are never changed."""
 
     def __init__(
-        self, registry: Registry, params: Any, limits: Limits, max_num_seqs: int, guard: CompileGuard | None = None
+        self,
+        registry: Registry,
+        params: Any,
+        limits: Limits,
+        max_num_seqs: int,
+        guard: CompileGuard | None = None,
+        metrics: EngineMetrics | None = None,
     ) -> None:
         self.registry = registry
+        self._metrics = metrics or EngineMetrics()
         self.guard = guard or CompileGuard()
         self._params = params
         self._limits = limits
@@ -64,6 +72,7 @@ class DeviceExecutor:
         for content in mask.pack(plan, self._limits.vocab_size, self._num_slots):
             self._state = self.registry.load_masks(self._state, content)
         self._state, *arrays = self.registry.step(shape)(self._params, self._state, packed)
+        self._metrics.record_bucket(name_of(shape), plan.num_tokens, shape.num_tokens)
         wanted = any(row.wants_prompt_logprobs for row in plan.rows)
         handle = Handle(plan, arrays[0], arrays[1] if wanted else None)
         handle.packed.copy_to_host_async()

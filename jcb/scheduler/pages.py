@@ -88,9 +88,9 @@ class PageLedger:
         record.num_published = full
 
     def condemn(self, record: Record) -> None:
-        """Nobody may find what its pages hold."""
+        """Nobody may find what its pages hold, nor those it had to give up meanwhile."""
         if self._cache is not None:
-            for page in record.pages:
+            for page in {*record.pages, *self._cache.find(record.digests)}:
                 self._cache.forget(page)
 
     def clear(self) -> None:

@@ -80,7 +80,7 @@ async def listen(app: web.Application, config: ServerConfig) -> Listener:
     server = runner.server
     assert server is not None
     raise_file_limit()
-    limit = ConnectionLimit(config)
+    limit = app[SERVICE].connections = ConnectionLimit(config)
     try:
         sockets = await asyncio.get_running_loop().create_server(
             lambda: Connection(server, limit, config), config.host, config.port, backlog=1024

@@ -19,7 +19,7 @@ from jcb.server.schema import Body
 if TYPE_CHECKING:
     from jcb.server.routes import Route
 
-_EVENT = {
+_EVENT: dict[str, Any] = {
     "type": "object",
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
     "required": ["data"],
@@ -38,9 +38,9 @@ def make_document(routes: tuple[Route, ...], *, has_keys: bool) -> bytes:
     models += [model for route in routes for model in (route.body, route.answer) if model is not None]
     _, definitions = models_json_schema([(model, "validation") for model in dict.fromkeys(models)], ref_template=_REF)
     schemas = definitions["$defs"]
-    for route in routes:
-        if route.body is not None:
-            _complete(schemas[route.body.__name__], route.body)
+    for body in dict.fromkeys(route.body for route in routes):
+        if body is not None:
+            _complete(schemas[body.__name__], body, with_extra=any(r.streams for r in routes if r.body is body))
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "jcb", "version": jcb.__version__},
@@ -57,10 +57,13 @@ def make_document(routes: tuple[Route, ...], *, has_keys: bool) -> bytes:
 
 def _operation(route: Route, path: str, has_keys: bool) -> dict[str, Any]:
     good: dict[str, Any] = {"description": "It worked"}
+    content: dict[str, Any] = {}
     if route.answer is not None:
-        good["content"] = {"application/json": {"schema": _ref(route.answer)}}
+        content["application/json"] = {"schema": _ref(route.answer)}
     if route.streams:
-        good["content"]["text/event-stream"] = {"schema": _EVENT}
+        content["text/event-stream"] = {"schema": _EVENT}
+    if content:
+        good["content"] = content
     error = {"description": "It did not", "content": {"application/json": {"schema": _ref(Error)}}}
     operation: dict[str, Any] = {"summary": route.summary, "responses": {"200": good, "default": error}}
     if names := re.findall(r"\{(\w+)\}", path):
@@ -69,20 +72,21 @@ def _operation(route: Route, path: str, has_keys: bool) -> dict[str, Any]:
             for name in names
         ]
     if route.body is not None:
-        content = {"application/json": {"schema": _ref(route.body)}}
-        operation["requestBody"] = {"required": True, "content": content}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _ref(route.body)}}}
     if has_keys and route.access is not Access.PUBLIC:
         operation["security"] = [{"key": []}]
     return operation
 
 
-def _complete(schema: dict[str, Any], model: type[Body]) -> None:
+def _complete(schema: dict[str, Any], model: type[Body], *, with_extra: bool) -> None:
     """Adds what pydantic does not know: null is not given, and the fields that `jcb.server.fields` looks after."""
     required = schema.get("required", [])
     properties = schema["properties"]
     for name, found in properties.items():
         if name not in required:
             properties[name] = {"anyOf": [found, {"type": "null"}]}
+    if not with_extra:
+        return
     for name, values in NEUTRAL.items():
         if name not in model.model_fields:
             properties[name] = {"enum": [*values, None]}

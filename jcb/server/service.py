@@ -12,6 +12,7 @@ from aiohttp import web
 from jcb.config import ServerConfig
 from jcb.engine.admission import ModelInfo
 from jcb.engine.async_engine import AsyncEngine, EngineState
+from jcb.server.connections import ConnectionLimit
 from jcb.server.tracing import NoTracer, Tracer
 from jcb.text.chat import ChatTemplate
 from jcb.text.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     reported_fields: set[str] = field(default_factory=set)  # unknown fields already named in the log
     tracer: Tracer = field(default_factory=NoTracer)
+    connections: ConnectionLimit | None = None  # once it listens
     is_profiling: bool = False
 
     def progress(self, stage: str, done: int, total: int) -> None:

@@ -5,7 +5,6 @@ A span holds numbers and names only: neither prompts nor answers.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiohttp import web
@@ -90,7 +89,6 @@ class _SpanTrace:
 
     def __init__(self, span: Any) -> None:
         self._span = span
-        self._began = time.monotonic()
         self._reasons: list[str] = []
         self._times: RequestTimes | None = None
 
@@ -112,9 +110,9 @@ class _SpanTrace:
             "gen_ai.usage.input_tokens": counts["prompt_tokens"],
             "gen_ai.usage.output_tokens": counts["completion_tokens"],
             "gen_ai.response.finish_reasons": self._reasons,
-            "gen_ai.latency.e2e": time.monotonic() - self._began,
         }
         if self._times is not None:
+            attributes["gen_ai.latency.e2e"] = self._times.ended
             attributes["gen_ai.latency.time_in_queue"] = self._times.started
             attributes["gen_ai.latency.time_to_first_token"] = self._times.first_token
         self._span.set_attributes(attributes)

@@ -41,7 +41,9 @@ def test_an_idle_core_does_nothing():
 
 def test_metrics_hear_of_every_step():
     class Heard(list):
-        def record_step(self, plan, outputs, stats):
+        def record_step(self, plan, outputs, stats, times):
+            assert times.host >= 0
+            assert (times.device is not None) == bool(outputs)
             self.append((len(plan.rows), len(outputs), stats["running"]))
 
     bench = Bench(overlap=False)
@@ -176,6 +178,21 @@ def test_values_that_are_not_finite_end_one_sequence(overlap):
     bench.check("a", "c")
     assert bench.ends["b"].error.code == "non_finite_logits"
     assert bench.tokens["b"] == bench.expected("b")[:3]
+
+
+def test_pages_given_up_before_their_values_were_known_to_be_bad_are_not_found():
+    """The sequence was preempted while the step with the bad values was on its way."""
+    bench = Bench(preempt_every=2)
+    bench.executor.not_finite = lambda row: row.sequence.request_id == "a"
+    bench.add("a", range(12))
+    bench.run()
+    assert bench.ends["a"].error.code == "non_finite_logits"
+    assert bench.stat("preemptions") == 1
+    assert bench.stat("pages_cached") == 0
+    bench.add("b", range(12))
+    bench.run()
+    assert bench.ends["b"].num_cached_tokens == 0
+    bench.check("b")
 
 
 def test_pages_with_values_that_are_not_finite_are_not_found():
