@@ -38,7 +38,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help venv install install-test install-aot install-bench serve aot test lint format golden bench-batching gpu-check bench-start clean
+.PHONY: help venv install install-test install-aot install-bench serve aot test lint format golden bench-batching gpu-check bench-start bench-structured clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -131,6 +131,9 @@ gpu-check: install ## on a machine with an accelerator: kernels right? how close
 
 bench-start: install ## seconds to ready, with an empty compile cache and with a full one
 	$(PY) -m jcb.bench.start $(ARGS)
+
+bench-structured: install ## what rows with a grammar cost the others
+	$(PY) -m jcb.bench.structured $(ARGS)
 
 clean: ## remove the environment and every cache in the tree
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
