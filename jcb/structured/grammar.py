@@ -32,7 +32,7 @@ JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \t]?|\n[ \t]{0,32}", "lenient": F
 """Whitespace as people and models write it, and no more: a model may not fill its answer with blanks."""
 
 TRIAL_TOKENS = 8
-MAX_TOKEN_SECONDS = 0.03
+MAX_TOKEN_SECONDS = 0.01
 """Processor time that one token of one answer may take."""
 
 _DUMP = re.compile(r"<(?:state|non-verbose)")
@@ -85,7 +85,7 @@ class CompiledGrammar:
             raise GrammarError(self._matcher.get_error())
         self._first = GrammarMatcher(self, self._matcher)
         if self._first.error is not None:
-            raise GrammarError(self._first.error.message)
+            raise GrammarError(self._first.reason)
         if self._first.is_complete:
             raise GrammarError("the only answer that fits is an empty one")
 
@@ -138,10 +138,14 @@ class GrammarMatcher:
         left = mask & ~self._grammar.vocab.bits(sorted(held_back)).view(np.int32)
         return left if left.any() else mask
 
+    @property
+    def reason(self) -> str:
+        """Why it cannot go on."""
+        return plain(self._matcher.get_error()).replace("NoExtensionBias", "") or "no token fits"
+
     def _failure(self) -> RequestError:
-        reason = plain(self._matcher.get_error()).replace("NoExtensionBias", "")
         return RequestError(
-            f"{self._grammar.param} cannot be followed any further: {reason or 'no token fits here'}",
+            f"{self._grammar.param} cannot be followed any further: {self.reason}",
             param=self._grammar.param,
             code="grammar_failed",
         )
@@ -159,7 +163,7 @@ def try_out(grammar: CompiledGrammar) -> None:
         matcher.advance(token_id, frozenset())
         seconds.append(time.thread_time() - begin)
         if matcher.error is not None:
-            raise GrammarError(matcher.error.message)
+            raise GrammarError(matcher.reason)
     usual = statistics.median(seconds)
     if usual > MAX_TOKEN_SECONDS:
         raise GrammarError(f"a token takes {1e3 * usual:.0f} ms, more than {1e3 * MAX_TOKEN_SECONDS:.0f} ms")

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from jcb.text.detokenize import IncrementalDetokenizer
+from tests.fake_model import byte_tokenizer
 
 EMOJI = "🤖"
 
@@ -222,3 +223,14 @@ def test_cost_per_token_is_small_and_does_not_grow(default_tokenizer):
     short, whole = min(seconds(200) for _ in range(5)), min(seconds(len(ids)) for _ in range(5))
     assert whole < 50e-6  # about 2 on an idle core
     assert whole < 5 * short
+
+
+def test_stop_strings_are_not_looked_for_where_they_may_not_stop():
+    """A grammar may say so; what was held back is given out, and a stop string cannot reach across."""
+    tokenizer = byte_tokenizer()
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=True, stop=("stop",))
+    assert detokenizer.push(list(b"a stop")[:4]).text == "a "
+    assert detokenizer.push([ord("o")], may_stop=False) == ("sto", None, 1)
+    assert detokenizer.push([ord("p")]) == ("p", None, 1)
+    assert detokenizer.push(list(b"stop"), may_stop=False) == ("stop", None, 4)
+    assert detokenizer.push(list(b"stop")).stop_string == "stop"
