@@ -66,17 +66,21 @@ def paged_attention(
 
     q_lens, q_starts = cu_q_lens[1:] - cu_q_lens[:-1], cu_q_lens[:-1]
     live = jnp.arange(kv_lens.shape[0], dtype=jnp.int32) < num_seqs
-    fixed = (layer, page_table, by_head, kv_pages, _tile_sinks(sinks, heads, group), _cost(q, page_table, layout))
+    fixed = (layer, page_table, by_head, kv_pages, _tile_sinks(sinks, heads, group))
+    cost, mixed = _cost(q, page_table, layout), max_q_len != 1
+    light = pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=2 * q.size * q.dtype.itemsize)
     out = jax.new_ref(jnp.zeros_like(queries))
     lens = jnp.where(live & (q_lens == 1), kv_lens, 0)
     work, splits = decode_work(lens, q_starts, heads, sliding_window, decode_blocks)
-    combine(attend(kernel(decode_blocks, split=True), work, *fixed), splits, q_starts, out)
-    if max_q_len != 1:
+    # Of a mixed call's two kernels one reads a row, so its keys are counted once, in the second.
+    parts = attend(kernel(decode_blocks, split=True), work, *fixed, light if mixed else cost)
+    combine(parts, splits, q_starts, out)
+    if mixed:
         prefill = kernel(chunk_blocks, split=False)
         chunks = jnp.where(live & (q_lens > 1), q_lens, 0)
         tile = prefill.query_tiles * prefill.tokens
         tiles = prefill_work(kv_lens, q_starts, chunks, q.shape[0], tile, heads, sliding_window, chunk_blocks)
-        attend(prefill, tiles, *fixed, out)
+        attend(prefill, tiles, *fixed, cost, out)
     return fold_value_scale(jax.freeze(out).reshape(q.shape), kv_scales)
 
 
