@@ -20,6 +20,9 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 64
 """Most `stop_token_ids` a request may name; end-of-sequence ids of the model come on top."""
 
+MAX_BAD_WORDS = 64
+"""Most `bad_words` of one request."""
+
 MAX_LOGIT_BIAS = 1024
 """Most `logit_bias` entries of one request."""
 
@@ -107,6 +110,7 @@ class SamplingParams:
     temperature: 0 (or below 1e-4) is greedy. top_k: 0 or -1 is off. seed: None draws fresh entropy.
     logprobs / prompt_logprobs: None is off, else the number of alternatives (0 = the chosen token only).
     allowed_token_ids: None allows all. max_tokens: None means up to the model's length. structured: None is free text.
+    bad_words: texts whose last token may not follow the tokens before it.
     shown_token_ids: special tokens that are part of the text all the same (marks of tool calls).
     """
 
@@ -131,6 +135,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
     structured: Structured | None = None
+    bad_words: tuple[str, ...] = ()
     shown_token_ids: tuple[int, ...] = ()
 
     @property

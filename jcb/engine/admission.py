@@ -15,7 +15,16 @@ from dataclasses import dataclass
 
 from jcb.config import Limits
 from jcb.structured.check import check
-from jcb.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS, Grammar, Request, RequestError, SamplingParams
+from jcb.types import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
+    Grammar,
+    Request,
+    RequestError,
+    SamplingParams,
+)
 
 MAX_N = 16
 MAX_STOP_STRINGS = 16
@@ -114,11 +123,13 @@ def validate(params: SamplingParams, model: ModelInfo) -> SamplingParams:
             raise _invalid("allowed_token_ids", "must hold an id that does not end the answer where min_tokens is set")
     if params.structured is not None:
         check_structured(params)
+    _check_bad_words(params)
     return dataclasses.replace(
         params,
         top_k=0 if params.top_k == -1 or params.top_k >= vocab_size else params.top_k,
         stop_token_ids=tuple(params.stop_token_ids),
         stop=tuple(params.stop),
+        bad_words=tuple(params.bad_words),
     )
 
 
@@ -199,6 +210,16 @@ def _check_stop(stop: Sequence[str]) -> None:
             raise _invalid("stop", "must hold strings that are not empty")
         if len(text) > MAX_STOP_STRING_CHARS:
             raise _invalid("stop", f"strings may have at most {MAX_STOP_STRING_CHARS} characters, got {len(text)}")
+
+
+def _check_bad_words(params: SamplingParams) -> None:
+    if isinstance(params.bad_words, str) or len(params.bad_words) > MAX_BAD_WORDS:
+        raise _invalid("bad_words", f"must be a list of at most {MAX_BAD_WORDS} strings")
+    for word in params.bad_words:
+        if not isinstance(word, str) or not 0 < len(word) <= MAX_STOP_STRING_CHARS:
+            raise _invalid("bad_words", f"must hold strings of 1 to {MAX_STOP_STRING_CHARS} characters")
+    if params.bad_words and params.allowed_token_ids is not None:
+        raise _invalid("allowed_token_ids", "cannot be used together with bad_words")
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int, most: int, *, least: int = 0) -> None:

@@ -11,6 +11,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from jcb.config import SchedulerConfig
 from jcb.engine.admission import ModelInfo, make_requests, validate
@@ -20,10 +21,11 @@ from jcb.engine.output import OutputProcessor, RequestOutput
 from jcb.engine.stream import OutputStream
 from jcb.metrics import EngineMetrics
 from jcb.scheduler.policy import check_can_ever_queue, check_priority, check_queue
+from jcb.structured.bad_words import BadWords
 from jcb.structured.compiler import GrammarCompiler
 from jcb.structured.vocab import vocab_of
 from jcb.text.tokenizer import Tokenizer
-from jcb.types import Request, RequestError, SamplingParams
+from jcb.types import Grammar, Request, RequestError, SamplingParams
 
 
 class EngineState(enum.StrEnum):
@@ -62,6 +64,7 @@ class AsyncEngine:
         core.metrics = self.metrics
         self._processor = OutputProcessor(tokenizer, metrics=self.metrics, clock=clock)
         self._engine = EngineLoop(core, self._processor, self.metrics, self._deliver, clock=clock)
+        self._encode = partial(tokenizer.encode, add_special_tokens=False, parse_special=False)
         self._grammars = GrammarCompiler(vocab_of(tokenizer, info.vocab_size))
         self._rng: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
         self._scheduler_config = scheduler
@@ -126,11 +129,7 @@ class AsyncEngine:
         RequestError when any of them cannot be served. Read the stream inside `async with`.
         """
         self._check_open()
-        grammar = None
-        if params.structured is not None:
-            validate(params, self.info)
-            grammar = await self._grammars.compile(params.structured)
-            self._check_open()
+        grammar = await self._grammar(params)
         requests: list[Request] = []
         for prompt in prompts:
             requests += make_requests(
@@ -198,6 +197,19 @@ class AsyncEngine:
         if self._draining or self._engine.is_stopping or not self._engine.is_started:
             word = "shutting down" if self._engine.is_started else "starting"
             raise RequestError(f"the server is {word}", status=503, code="unavailable", retry_after=5.0)
+
+    async def _grammar(self, params: SamplingParams) -> Grammar | None:
+        """What the answer must follow, compiled; None for free text."""
+        if params.structured is None and not params.bad_words:
+            return None
+        validate(params, self.info)
+        grammar: Grammar | None = None
+        if params.structured is not None:
+            grammar = await self._grammars.compile(params.structured)
+            self._check_open()
+        if params.bad_words:
+            grammar = BadWords(params.bad_words, self._encode, self.info.vocab_size, grammar)
+        return grammar
 
     def _check_queue(self, requests: list[Request]) -> None:
         if self._scheduler_config is None or self.info.limits is None or not requests:

@@ -11,16 +11,18 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from jcb.config import ServeConfig, replace
 from jcb.config_file import override
-from jcb.engine.admission import make_requests
+from jcb.engine.admission import make_requests, validate
 from jcb.engine.choice import Choice
 from jcb.engine.output import OutputProcessor
+from jcb.structured.bad_words import BadWords
 from jcb.structured.compiler import GrammarCompiler
 from jcb.structured.vocab import vocab_of
-from jcb.types import FinishReason, Logprobs, Request, SamplingParams
+from jcb.types import FinishReason, Grammar, Logprobs, Request, SamplingParams, Structured
 
 if TYPE_CHECKING:
     from jcb.engine.build import Engine
@@ -88,6 +90,7 @@ class LLM:
         seed = engine.config.engine.seed
         self.engine = engine
         self._grammars = GrammarCompiler(vocab_of(engine.tokenizer, engine.info.vocab_size))
+        self._compiled: dict[Structured, Grammar] = {}
         self._rng: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
 
     def generate(
@@ -121,6 +124,12 @@ class LLM:
         ids = encode_chat(self.engine.tokenizer, self.engine.chat_template, turns)
         return self._run([ids], [params or SamplingParams()], progress)[0]
 
+    def compile(self, structured: Structured) -> Grammar:
+        """The grammar of `structured`; equal ones are compiled once."""
+        if structured not in self._compiled:
+            self._compiled[structured] = self._grammars.compile_here(structured)
+        return self._compiled[structured]
+
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], show: bool) -> list[RequestResult]:
         results = [RequestResult(tuple(prompt)) for prompt in prompts]
         backlog: deque[tuple[Request, int]] = deque()
@@ -150,7 +159,11 @@ class LLM:
 
     def _requests(self, prompt: list[int], params: SamplingParams) -> list[Request]:
         info = self.engine.info
-        grammar = None if params.structured is None else self._grammars.compile_here(params.structured)
+        params = validate(params, info)
+        grammar = None if params.structured is None else self.compile(params.structured)
+        if params.bad_words:
+            encode = partial(self.engine.tokenizer.encode, add_special_tokens=False, parse_special=False)
+            grammar = BadWords(params.bad_words, encode, info.vocab_size, grammar)
         request_id = uuid.uuid4().hex
         return make_requests(prompt, params, model=info, request_id=request_id, rng=self._rng, grammar=grammar)
 

@@ -130,6 +130,7 @@ def _params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         logit_bias=_logit_bias(body.logit_bias),
+        bad_words=tuple(body.bad_words),
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
         structured=structured_of(body),
         **chosen,

@@ -28,7 +28,7 @@ from jcb.server.service import Service
 from jcb.server.structured import StructuredFields
 from jcb.server.tools import CALL, ToolFields
 from jcb.text.messages import MAX_MESSAGES
-from jcb.types import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS, RequestError
+from jcb.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS, RequestError
 
 MAX_STREAM_INTERVAL = 1024
 
@@ -185,6 +185,7 @@ class GenerateBody(StructuredFields, Body):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logit_bias: _Bias = {}
+    bad_words: Annotated[list[str], FailFast(), _sized(MAX_BAD_WORDS, items=_STOP_TEXT)] = []
     allowed_token_ids: Annotated[_Ids, _sized(1 << 20, 1, _TOKEN)] | None = None
     prompt_logprobs: _Count | None = None
     return_token_ids: bool = False

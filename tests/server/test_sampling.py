@@ -224,3 +224,17 @@ async def test_tokenize_and_back(server):
     ):
         status, answer = await server.post(path, body)
         assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_b095_bad_words_hold_for_every_choice(server):
+    fields = {"n": 3, "temperature": 1, "max_tokens": 60, "seed": 5, "ignore_eos": True, "return_token_ids": True}
+    free = await server.complete(**fields)
+    encode = server.engine.tokenizer.encode
+    words = sorted({letter for choice in free["choices"] for letter in choice["text"] if letter.isalpha()})[:6]
+    banned = {encode(word)[0] for word in words if len(encode(word)) == 1}
+    assert banned
+    held = await server.complete(**fields, bad_words=words)
+    for choice in held["choices"]:
+        assert not banned & set(choice["token_ids"])
+    assert any(banned & set(choice["token_ids"]) for choice in free["choices"])
+    assert (await server.complete(**fields))["choices"] == free["choices"]
