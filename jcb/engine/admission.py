@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jcb.config import Limits
-from jcb.structured.check import check
 from jcb.types import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
@@ -63,6 +62,7 @@ def make_requests(
     `request_id` must be unique in the engine; the choices are `request_id-0` … `request_id-(n-1)`.
     An explicit max_tokens that does not fit behind the prompt is refused, None takes what is left.
     """
+    assert params.structured is None or grammar is not None, "compile it first"
     params = validate(params, model)
     prompt = check_prompt(prompt_token_ids, model)
     check_int("priority", priority, -_INT32 - 1, _INT32)
@@ -121,8 +121,8 @@ def validate(params: SamplingParams, model: ModelInfo) -> SamplingParams:
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else model.eos_token_ids)}
         if params.min_tokens and ends.issuperset(params.allowed_token_ids):
             raise _invalid("allowed_token_ids", "must hold an id that does not end the answer where min_tokens is set")
-    if params.structured is not None:
-        check_structured(params)
+    if params.structured is not None and params.allowed_token_ids is not None:
+        raise _invalid("allowed_token_ids", f"cannot be used together with {params.structured.param}")
     _check_bad_words(params)
     return dataclasses.replace(
         params,
@@ -131,15 +131,6 @@ def validate(params: SamplingParams, model: ModelInfo) -> SamplingParams:
         stop=tuple(params.stop),
         bad_words=tuple(params.bad_words),
     )
-
-
-def check_structured(params: SamplingParams) -> None:
-    """RequestError for a grammar that is too large, or that comes with other rules that could leave it no token."""
-    if params.structured is None:
-        return
-    check(params.structured)
-    if params.allowed_token_ids is not None:
-        raise _invalid("allowed_token_ids", f"cannot be used together with {params.structured.param}")
 
 
 def check_prompt(token_ids: Sequence[int], model: ModelInfo) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from jcb.structured.regex_size import expanded_size
 from jcb.types import RequestError, Structured
 
 MAX_SOURCE = {"json": 65_536, "regex": 2_048, "choice": 65_536, "grammar": 65_536}
@@ -12,6 +13,11 @@ MAX_SOURCE = {"json": 65_536, "regex": 2_048, "choice": 65_536, "grammar": 65_53
 MAX_DEPTH = 64
 MAX_NODES = 2_000
 MAX_CHOICES = 1_000
+MAX_LITERAL = 4_096
+"""Characters of a text that an answer must hold word for word."""
+
+MAX_EXPANDED = 10_000
+"""Atoms of a regex with its repetitions written out."""
 
 
 def check(structured: Structured) -> None:
@@ -30,6 +36,10 @@ def check(structured: Structured) -> None:
         _check_schema(structured)
     elif structured.kind == "choice":
         _check_choice(structured)
+    elif structured.kind == "regex":
+        _check_regex(structured, structured.source)
+    else:
+        _check_regex(structured, structured.source, most=10 * MAX_EXPANDED)
 
 
 def refusal(structured: Structured, problem: str, *, code: str = "invalid_value", status: int = 400) -> RequestError:
@@ -47,6 +57,8 @@ def _check_schema(structured: Structured) -> None:
     level, nodes = [schema], 0
     for _ in range(MAX_DEPTH):
         nodes += len(level)
+        for node in level:
+            _check_node(structured, node)
         level = [child for node in level for child in _children(node)]
         if not level:
             break
@@ -54,6 +66,26 @@ def _check_schema(structured: Structured) -> None:
         raise refusal(structured, f"is nested deeper than {MAX_DEPTH} levels")
     if nodes > MAX_NODES:
         raise refusal(structured, f"has {nodes:,} objects and lists, at most {MAX_NODES:,} are allowed")
+
+
+def _check_node(structured: Structured, node: object) -> None:
+    """One object or list of a schema: its texts and patterns."""
+    if not isinstance(node, dict):
+        node = dict(enumerate(node)) if isinstance(node, list) else {}
+    for key, value in node.items():
+        if isinstance(value, str) and len(value) > MAX_LITERAL and key not in ("description", "title", "$comment"):
+            raise refusal(structured, f"holds a text of {len(value):,} characters, at most {MAX_LITERAL:,} are allowed")
+        if key == "pattern" and isinstance(value, str):
+            _check_regex(structured, value)
+        if key == "patternProperties" and isinstance(value, dict):
+            for pattern in value:
+                _check_regex(structured, pattern)
+
+
+def _check_regex(structured: Structured, pattern: str, most: int = MAX_EXPANDED) -> None:
+    size = expanded_size(pattern)
+    if size > most:
+        raise refusal(structured, f"is {size:,} long with its repetitions written out, at most {most:,} is allowed")
 
 
 def _children(node: object) -> list:
@@ -67,3 +99,5 @@ def _check_choice(structured: Structured) -> None:
         raise refusal(structured, "must be a list of strings that are not empty")
     if not 1 <= len(choices) <= MAX_CHOICES:
         raise refusal(structured, f"must hold 1 to {MAX_CHOICES:,} strings, got {len(choices):,}")
+    if max(map(len, choices)) > MAX_LITERAL:
+        raise refusal(structured, f"may hold strings of at most {MAX_LITERAL:,} characters")

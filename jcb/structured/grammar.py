@@ -31,9 +31,12 @@ LIMITS: dict[str, Any] = {
 JSON_OPTIONS: Any = {"whitespace_pattern": r"[ \t]?|\n[ \t]{0,32}", "lenient": False}
 """Whitespace as people and models write it, and no more: a model may not fill its answer with blanks."""
 
-TRIAL_TOKENS = 8
+TRIAL_TOKENS = 32
 MAX_TOKEN_SECONDS = 0.01
-"""Processor time that one token of one answer may take."""
+"""Processor time that a token of one answer may take, on the average."""
+
+GRACE_SECONDS = 0.3
+"""What an answer may take beyond that."""
 
 _DUMP = re.compile(r"<(?:state|non-verbose)")
 
@@ -96,23 +99,29 @@ class CompiledGrammar:
 class GrammarMatcher:
     """One answer's place in a grammar; see `jcb.types.Matcher`."""
 
-    __slots__ = ("_grammar", "_matcher", "accepts", "error", "is_complete", "mask")
+    __slots__ = ("_grammar", "_matcher", "_seconds", "accepts", "error", "is_complete", "mask")
 
     def __init__(self, grammar: CompiledGrammar, matcher: Any) -> None:
         self._grammar = grammar
         self._matcher = matcher
+        self._seconds = GRACE_SECONDS  # left to this answer
         self.accepts = self.is_complete = False
         self.error: RequestError | None = None
         self.mask = self._look()
 
     def advance(self, token_id: int, held_back: frozenset[int]) -> None:
+        begin = time.thread_time()
         self._matcher.consume_token(token_id)
         self.mask = self._without(held_back, self._look())
+        self._seconds += MAX_TOKEN_SECONDS - (time.thread_time() - begin)
+        if self._seconds < 0 and not self.is_complete:
+            self.error = self._failure(f"its tokens take more than {1e3 * MAX_TOKEN_SECONDS:.0f} ms")
 
     def copy(self, held_back: frozenset[int]) -> GrammarMatcher:
         """Another answer that stands where this one does; its mask is not computed again."""
         other = GrammarMatcher.__new__(GrammarMatcher)
         other._grammar, other._matcher = self._grammar, self._matcher.deep_copy()
+        other._seconds = self._seconds
         other.accepts, other.is_complete, other.error = self.accepts, self.is_complete, self.error
         other.mask = self._without(held_back, self.mask)
         return other
@@ -126,10 +135,10 @@ class GrammarMatcher:
             words &= grammar.vocab.usable
         self.accepts = matcher.is_accepting()
         if matcher.is_error():
-            self.accepts, self.error = False, self._failure()
+            self.accepts, self.error = False, self._failure(self.reason)
         elif not (words & ~grammar.ends).any():
             self.is_complete = self.accepts
-            self.error = None if self.accepts else self._failure()
+            self.error = None if self.accepts else self._failure(self.reason)
         return words.view(np.int32)
 
     def _without(self, held_back: frozenset[int], mask: np.ndarray) -> np.ndarray:
@@ -143,9 +152,9 @@ class GrammarMatcher:
         """Why it cannot go on."""
         return plain(self._matcher.get_error()).replace("NoExtensionBias", "") or "no token fits"
 
-    def _failure(self) -> RequestError:
+    def _failure(self, reason: str) -> RequestError:
         return RequestError(
-            f"{self._grammar.param} cannot be followed any further: {self.reason}",
+            f"{self._grammar.param} cannot be followed any further: {reason}",
             param=self._grammar.param,
             code="grammar_failed",
         )
@@ -163,7 +172,7 @@ def try_out(grammar: CompiledGrammar) -> None:
         matcher.advance(token_id, frozenset())
         seconds.append(time.thread_time() - begin)
         if matcher.error is not None:
-            raise GrammarError(matcher.reason)
+            raise GrammarError(matcher.error.message.partition(": ")[2])
     usual = statistics.median(seconds)
     if usual > MAX_TOKEN_SECONDS:
         raise GrammarError(f"a token takes {1e3 * usual:.0f} ms, more than {1e3 * MAX_TOKEN_SECONDS:.0f} ms")

@@ -5,7 +5,33 @@ import json
 import pytest
 
 from jcb.structured.check import check
+from jcb.structured.regex_size import expanded_size
 from jcb.types import RequestError, Structured
+
+
+@pytest.mark.parametrize(
+    ("pattern", "size"),
+    [
+        ("", 0),
+        ("abc", 3),
+        (r"a\.[b-d]", 3),
+        ("a{3}", 3),
+        ("ab{2,5}c", 7),
+        ("(ab){3}", 6),
+        ("((a{2}b){3}c){4}", 40),
+        (r"\p{L}{7}", 7),
+        ("[{]{2}", 2),
+        (r"\{2}", 3),
+        ("(?:ab){2}", 4),
+        ("(?i:ab){2}", 4),
+        ("a{2,}", 2),
+        ("{5}", 1),
+        (")a{3}", 4),
+        ("(a{3}", 3),
+    ],
+)
+def test_expanded_size(pattern, size):
+    assert expanded_size(pattern) == size
 
 
 def nested(depth: int) -> dict:
@@ -35,6 +61,13 @@ def nested(depth: int) -> dict:
         ("choice", json.dumps(["a"] * 1001), "1 to 1,000"),
         ("choice", '["a", ""]', "not empty"),
         ("choice", '["a", 1]', "strings"),
+        ("grammar", "start: /a{100001}/", "long with its repetitions"),
+        ("choice", json.dumps(["a" * 4097]), "4,096"),
+        ("json", json.dumps({"const": "a" * 4097}), "4,097 characters"),
+        ("json", json.dumps({"enum": ["a" * 4097]}), "4,097 characters"),
+        ("json", json.dumps({"items": {"pattern": "a{10001}"}}), "10,001 long"),
+        ("json", json.dumps({"patternProperties": {"a{10001}": {}}}), "10,001 long"),
+        ("regex", "[a-z]{20}((a{100}){100}){100}", "1,000,020 long"),
     ],
     ids=lambda v: str(v)[:20],
 )
@@ -52,6 +85,8 @@ def test_refused(kind, source, problem):
         ("json", json.dumps(nested(63))),
         ("json", json.dumps({"enum": [[]] * 1998})),
         ("regex", "é" * 2048),
+        ("regex", "(a{100}){100}"),
+        ("json", json.dumps({"description": "x" * 60_000})),
         ("choice", json.dumps([str(i) for i in range(1000)])),
         ("grammar", "start: x"),
     ],

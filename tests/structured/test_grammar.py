@@ -169,8 +169,20 @@ def test_a_trial_refuses_what_fails_on_its_way_or_is_slow(monkeypatch):
     with pytest.raises(GrammarError, match="too many expressions"):
         try_out(compiled("regex", "(?:a?){1000}a{1000}"))
     monkeypatch.setattr("jcb.structured.grammar.MAX_TOKEN_SECONDS", 0.0)
-    with pytest.raises(GrammarError, match="ms, more than"):
+    with pytest.raises(GrammarError, match="ms"):
         try_out(compiled("json", '{"type": "object"}'))
+
+
+def test_an_answer_that_turns_slow_ends_with_an_error(monkeypatch):
+    grammar = compiled("regex", "[ab]{99}")
+    monkeypatch.setattr("jcb.structured.grammar.MAX_TOKEN_SECONDS", -0.08)
+    matcher, count = grammar.start(NONE), 0
+    while matcher.error is None:
+        matcher.advance(ord("a"), NONE)
+        count += 1
+    assert count == 4
+    assert matcher.error.code == "grammar_failed"
+    assert grammar.start(NONE).error is None
 
 
 def test_blanks_are_bounded():
