@@ -179,6 +179,20 @@ async def test_b131_free_rows_among_guided_ones_are_what_they_are_alone(server):
             fits_regex(text, f"{index}[0-9]{{{index + 3}}}")
 
 
+async def test_a_hostile_schema_keeps_nobody_waiting(server):
+    pattern = {"allOf": [{"type": "string", "pattern": f".*{c}.*"} for c in "abcdefghijklmnopqrst"]}
+    hostile = asyncio.create_task(refused(server, COMPLETIONS, C | {"structured_outputs": {"json": pattern}}))
+    loop, waits = asyncio.get_running_loop(), []
+    while not hostile.done():
+        begin = loop.time()
+        await server.complete()
+        fits_regex((await server.complete(guided_regex=f"x{len(waits)}"))["choices"][0]["text"], f"x{len(waits)}")
+        waits.append(loop.time() - begin)
+    assert (await hostile)["code"] == "grammar_too_complex"
+    assert len(waits) > 3
+    assert sorted(waits)[len(waits) // 2] < 0.5  # the longest holds the start of the second worker
+
+
 async def test_a_client_that_leaves_while_its_grammar_is_compiled(server):
     task = asyncio.create_task(server.complete(structured_outputs={"regex": "[a-d]{3}[x-z]"}))
     await asyncio.sleep(0.05)
