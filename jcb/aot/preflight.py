@@ -23,6 +23,7 @@ from jcb.models.presets import PREFIX, preset
 Progress = Callable[[str, int, int], None]
 
 _PACKAGE = {"tpu": "libtpu", "gpu": "jax_plugins/xla_cuda13"}
+_WORKER = "jcb.aot.worker"
 _SHOWN_LINES = 20
 
 
@@ -135,10 +136,9 @@ def check(
 def _messages(job: Job, chip: Chip) -> Iterator[Plan | Row]:
     """What the child process says, as it says it; ValueError and ChildProcessError as of `check`."""
     debug = bool(os.environ.get("JCB_DEBUG"))
-    command = [sys.executable, "-m", "jcb.aot.worker"]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", _WORKER],
             env=environment(chip, os.environ),
             text=True,
             stdin=subprocess.PIPE,

@@ -22,6 +22,7 @@ _FREE = frozenset(
 )  # fmt: skip
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
 _HINTS = frozenset({"AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"})
+_COST = re.compile(r'cost_estimate(?:"?:\s*|_json\s*=\s*")(\{[^{}]*\})')  # a kernel's own, on TPU and on GPU
 _MOVES = frozenset({"copy", "copy-start", "transpose", "convert", "concatenate", "pad", "select", "broadcast"})
 
 
@@ -181,8 +182,8 @@ class _Counter:
         name = target[1] if target else ""
         if name in _HINTS:
             return
-        if estimate := re.search(r'"?cost_estimate"?:\s*(\{[^{}]*\})', each.text):
-            cost = json.loads(estimate[1])
+        if estimate := _COST.search(each.text):
+            cost = json.loads(estimate[1].replace("\\22", '"'))
             total.nbytes += float(cost.get("bytes_accessed", 0))
             total.flops += float(cost.get("flops", 0))
             return

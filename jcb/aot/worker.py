@@ -76,21 +76,23 @@ class Preflight:
             names=names,
         )
 
-    def compile(self, key: Any) -> Row:
-        """One program of the registry; a failure becomes a row that says why."""
+    def compile(self, key: Any) -> tuple[Row, str]:
+        """One program of the registry, and its optimised text; a failure becomes a row that says why."""
         assert self.placement.mesh is not None
         try:
             with jax.sharding.use_abstract_mesh(self.placement.mesh.abstract_mesh):  # kernels ask it for the chip
-                return self._row(key, self.registry.compile(key))
+                program = self.registry.compile(key)
+            text = program.call.as_text()
+            return self._row(key, program, text), text
         except Exception as error:  # compilers raise what they like; every one belongs to its program
             if os.environ.get("JCB_DEBUG"):
                 logging.exception("%s", name_of(key))
-            text = " ".join(str(error).split())[:_ERROR_LENGTH]
-            return Row(name=name_of(key), error=text or type(error).__name__)
+            said = " ".join(str(error).split())[:_ERROR_LENGTH]
+            return Row(name=name_of(key), error=said or type(error).__name__), ""
 
-    def _row(self, key: Any, program: Program) -> Row:
+    def _row(self, key: Any, program: Program, text: str) -> Row:
         memory = program.call.memory_analysis()
-        moved = traffic.count(program.call.as_text())
+        moved = traffic.count(text)
         row = Row(
             name=program.name,
             seconds=program.seconds,
@@ -127,7 +129,7 @@ def run(job: Job, send: Callable[[Plan | Row], None]) -> None:
         raise ValueError(f"no program's name contains {' or '.join(map(repr, job.only))}; there are {known}")
     send(preflight.plan(tuple(name_of(key) for key in keys)))
     with compile_threads(os.cpu_count() or 1) as pool:
-        for row in pool.map(preflight.compile, keys):
+        for row, _ in pool.map(preflight.compile, keys):
             send(row)
 
 

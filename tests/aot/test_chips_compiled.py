@@ -1,0 +1,85 @@
+"""The real compilers, without the chips: steps in place and near the floor, kernels that reach machine code.
+
+One child process a chip compiles everything (see `compile_chip`); the tests below read what it says.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jcb.aot.chips import parse_topology
+from jcb.aot.preflight import environment
+from jcb.models.presets import PRESETS
+from pallas_kernels.kv_write import cases as write_cases
+from pallas_kernels.paged_attention import cases as attention_cases
+from tests.aot.compile_chip import PROGRAMS
+
+TOPOLOGIES = ("v5e:2x2", "v6e:2x1", "v5p:1x1x1", "tpu7x:1x1x1", "h100", "h200", "b200")
+"""As many devices as hold 8 billion parameters and 131,072 tokens; both cores of a tpu7x chip would do, one does."""
+
+KERNELS = ("v5e:2x2", "v6e:2x1", "v5p:1x1x1", "tpu7x:1x1x1", "h100", "h200")
+"""Chips that have a kernel of their own; b200 takes the XLA path."""
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+@functools.cache
+def compiled(topology: str) -> dict[str, list[dict]]:
+    """What the child process reports, by kind."""
+    try:
+        env = environment(parse_topology(topology).chip, os.environ)
+    except ValueError as error:
+        pytest.skip(str(error))
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.aot.compile_chip", topology, "steps", "cases"],
+        env=env, capture_output=True, text=True, timeout=1800,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-4000:]
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    return {kind: [line for line in lines if line["kind"] == kind] for kind in ("step", "case")}
+
+
+@pytest.fixture(params=TOPOLOGIES)
+def topology(request) -> str:
+    return request.param
+
+
+def test_steps_work_in_place_near_the_floor(topology):
+    """Alias bytes cover the cache, temporaries are below 3 % of it, nothing rewrites it, and a decode step moves
+    at most 1.25 times the bytes of weights and live keys and values.
+    """
+    steps = compiled(topology)["step"]
+    assert {(step["model"], step["program"]) for step in steps} == {(m, p) for m in PRESETS for p in PROGRAMS}
+    for step in steps:
+        name = f"{step['model']} {step['program']}"
+        assert not step["error"], (name, step["error"])
+        assert step["alias"] >= step["cache"], name
+        assert step["temporary"] < 0.03 * step["cache"], (name, step["temporary"] / step["cache"])
+        assert step["moves"] == [], name
+        if topology in KERNELS and step["program"].startswith("decode"):
+            assert step["unknown_loops"] == 0, name
+            assert 0.95 < step["bytes"] / step["floor"] < 1.25, (name, step["bytes"] / step["floor"])
+
+
+def test_every_case_compiles(topology):
+    """Every named case of both ops becomes a program, or is refused for a reason that its shape gives."""
+    cases = compiled(topology)["case"]
+    assert [case["case"] for case in cases] == [c.name for c in (*attention_cases.CASES, *write_cases.CASES)]
+    for case in cases:
+        assert not case["error"], (case["op"], case["case"], case["error"])
+
+
+@pytest.mark.parametrize("topology", KERNELS)
+def test_kernels_serve_what_models_use(topology):
+    """Bfloat16 with pages of the sizes that jcb chooses: never refused."""
+    refused = {
+        case["case"] for case in compiled(topology)["case"] if case["op"] == "paged_attention" and case["refused"]
+    }
+    page = 128 if parse_topology(topology).chip.platform == "tpu" else 16
+    served = [c for c in attention_cases.CASES if c.dtype == "bfloat16" and c.page_size >= page]
+    assert len(served) >= 3
+    assert not refused & {case.name for case in served}
