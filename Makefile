@@ -38,7 +38,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help venv install install-test install-aot install-bench serve aot test lint format golden bench-batching gpu-check bench-start bench-structured clean
+.PHONY: help venv install install-test install-clients test-clients load install-aot install-bench serve aot test lint format golden bench-batching gpu-check bench-start bench-structured clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -94,6 +94,22 @@ install-test: install install-aot $(VENV)/.installed-test
 
 install-aot: $(VENV)/.installed-aot ## compilers for TPUs and NVIDIA GPUs, to compile for chips that are not here
 
+# Clients go into environments of their own: they disagree about what they need. guidellm brings torch (large), so it
+# is only installed where CLIENTS names it.
+CLIENTS ?= litellm langchain-openai llm lm-eval[api]
+install-clients: install-test
+	@for client in $(CLIENTS); do \
+		name=$$(echo $$client | sed 's/-openai$$//; s/\[.*//'); \
+		[ -e $(VENV)/clients/$$name/.installed ] && continue; \
+		echo "installing $$client for its test ..."; \
+		$(PY) -m venv $(VENV)/clients/$$name && \
+		$(VENV)/clients/$$name/bin/python -m pip install --quiet --disable-pip-version-check "$$client" && \
+		touch $(VENV)/clients/$$name/.installed || exit 1; \
+	done
+	@if command -v npm >/dev/null 2>&1 && [ ! -d $(VENV)/clients/node/node_modules/openai ]; then \
+		mkdir -p $(VENV)/clients/node && npm install --silent --no-audit --no-fund --prefix $(VENV)/clients/node openai; \
+	fi
+
 install-bench: install
 	@$(PIP) --editable '.[bench]'
 
@@ -122,6 +138,12 @@ format: install-test ## rewrite the code in the project's format
 
 golden: install-test ## every reference answer of the default model in every mode (longer than in test)
 	JCB_GOLDEN=full $(PY) -m pytest -m golden $(ARGS)
+
+test-clients: install-clients ## other people's clients against the running server (installs them, takes minutes)
+	$(PY) -m pytest -m slow tests/clients $(ARGS)
+
+load: install ## 256 streams for 5 minutes, then ten times too many requests; ARGS="--seconds 60"
+	$(PY) -m jcb.bench.load $(ARGS)
 
 bench-batching: install-bench ## continuous against static batching through the server, with a picture
 	$(PY) -m jcb.bench.batching --picture jcb/bench/batching.png $(ARGS)
