@@ -38,7 +38,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help venv install install-test install-clients test-clients load install-aot install-bench serve aot test lint format golden bench-batching gpu-check bench-start bench-structured clean
+.PHONY: help venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check bench-start bench-structured clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -141,6 +141,9 @@ golden: install-test ## every reference answer of the default model in every mod
 
 test-clients: install-clients ## other people's clients against the running server (installs them, takes minutes)
 	$(PY) -m pytest -m slow tests/clients $(ARGS)
+
+campaign: install-test ## long searches for faults: schema fuzzing with 5,000 examples an operation
+	JCB_FUZZ_EXAMPLES=5000 $(PY) -m pytest tests/server/test_schemathesis.py $(ARGS)
 
 load: install ## 256 streams for 5 minutes, then ten times too many requests; ARGS="--seconds 60"
 	$(PY) -m jcb.bench.load $(ARGS)
