@@ -1,6 +1,8 @@
 """Tile sizes as data: what tuned.json says is what a kernel uses, and it survives being written."""
 
 import json
+from dataclasses import fields
+from importlib import import_module
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import tuning
+from pallas_kernels.layout import KVLayout
 from pallas_kernels.paged_attention import paged_attention, tpu, xla
 from pallas_kernels.paged_attention.cases import BENCH, CASES, make
 
@@ -58,16 +61,17 @@ def test_the_device_of_the_current_mesh_decides():
 
 
 def test_shipped_files_can_be_read_and_name_real_block_fields():
-    fields = {"xla": {"rows", "block_q", "block_kv"}, "tpu": {"block_q", "block_kv", "compute_kv"}}
     for shipped in tuning.load("paged_attention"):
-        assert set(shipped.blocks) <= fields[shipped.implementation]
+        backend = import_module(f"pallas_kernels.paged_attention.{shipped.implementation}")
+        layout = KVLayout(shipped.implementation, "bfloat16", 8, 128, 128)
+        assert set(shipped.blocks) == {f.name for f in fields(backend.default_blocks(layout, 32, shipped.shape.phase))}
     json.loads((tuning.FOLDER / "paged_attention" / "tuned.json").read_text())
 
 
 @pytest.mark.parametrize("case", BENCH, ids=lambda case: case.name)
 @pytest.mark.parametrize("phase", ["decode", "chunk"])
 def test_tpu_candidates_and_defaults_are_legal(case, phase):
-    layout = tpu.KVLayout("tpu", "bfloat16", case.kv_heads, case.head_dim, 128)
+    layout = KVLayout("tpu", "bfloat16", case.kv_heads, case.head_dim, 128)
     for blocks in (*tpu.candidates(layout, case.num_heads, phase), tpu.default_blocks(layout, case.num_heads, phase)):
         assert blocks.block_kv % layout.page_size == 0
         assert blocks.block_kv % blocks.compute_kv == 0
