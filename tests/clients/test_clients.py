@@ -176,7 +176,7 @@ def test_lm_eval(run, target, tmp_path, model, path, kind, rest):
     name = f"cities_{kind}"
     (tmp_path / "task.yaml").write_text(TASK.format(name=name, data=data, kind=kind, rest=rest))
     arguments = f"base_url={target.url}{path},model={target.model},num_concurrent=2,max_length=1024"
-    arguments += ",tokenizer_backend=remote" if model == "local-completions" else ""
+    arguments += f",tokenizer_backend=remote,auth_token={target.key}" if model == "local-completions" else ""
     command = ["lm_eval", "run", "--model", model, "--model_args", arguments, "--include_path", str(tmp_path)]
     command += ["--tasks", name, *(["--apply_chat_template"] if "chat" in model else [])]
     output = run("lm-eval", *command, timeout=600)

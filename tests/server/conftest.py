@@ -129,15 +129,24 @@ StartServer = Callable[..., Awaitable[RunningServer]]
 
 @pytest.fixture
 async def start_server() -> AsyncIterator[StartServer]:
-    """Starts servers: `await start_server(server=ServerConfig(...), max_num_seqs=2, ...)`."""
+    """Starts servers: `await start_server(server=ServerConfig(...), max_num_seqs=2, ...)`; engine: one of your own."""
     running: list[RunningServer] = []
 
     async def start(
-        *, server: ServerConfig | None = None, engine_options: dict[str, Any] | None = None, **options: Any
+        *,
+        server: ServerConfig | None = None,
+        engine_options: dict[str, Any] | None = None,
+        engine: Any = None,
+        **options: Any,
     ) -> RunningServer:
-        if MODEL and (options.keys() - {"max_queued"} or options.get("max_queued", REAL["max_queued"]) < 100):
+        if (
+            MODEL
+            and engine is None
+            and (options.keys() - {"max_queued"} or options.get("max_queued", REAL["max_queued"]) < 100)
+        ):
             pytest.skip("needs an engine of its own")
-        engine = _real_engine() if MODEL else fake_engine(**options)
+        if engine is None:
+            engine = _real_engine() if MODEL else fake_engine(**options)
         service = Service(config=server or ServerConfig(port=0))
         listener = await listen(create_app(service), service.config)
         async_engine = AsyncEngine(
