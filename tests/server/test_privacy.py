@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from jcb.config import ServerConfig
+from jcb.server.capabilities import BODIES, fields_of
 
 CANARY = "canary7q"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -69,6 +70,31 @@ async def test_b127_no_prompt_output_key_or_token_in_the_log(start_server, key_f
         text = logging.Formatter("%(name)s %(message)s").format(record)
         assert CANARY not in text
         assert str(list(prompt))[1:-1] not in text
+
+
+@pytest.mark.parametrize("path", sorted(BODIES))
+async def test_b127_prompts_and_keys_come_back_in_no_error_and_no_metric(start_server, key_file, caplog, path):
+    """A prompt and a key are in every request; then each field in turn is wrong, in several ways."""
+    caplog.set_level(logging.INFO)
+    server = await start_server(server=ServerConfig(port=0, api_key_file=key_file))
+    headers = {"Authorization": f"Bearer {CANARY}-key", "X-Request-Id": "label"}
+    prompt = {"messages": [{"role": "user", "content": CANARY}]} if "chat" in path else {"prompt": CANARY}
+    prompt = {"input": CANARY} if "responses" in path else prompt
+    for field in fields_of(BODIES[path]):
+        for value in ("a value", ["a value"], {"a": "value"}, -1):
+            body = prompt | {field: value}
+            async with server.session.post(server.url + path, json=body, headers=headers) as response:
+                text = await response.text()
+                assert response.status in (200, 400, 404), text
+                assert response.status == 200 or CANARY not in text, (field, text)
+    status, text = await server.get("/metrics", headers=headers)
+    assert (status, CANARY in text) == (200, False)
+    for path_, text in [
+        (p, (await server.get(p, headers=headers))[1]) for p in ("/ready", "/openapi.json", "/version")
+    ]:
+        assert CANARY not in text, path_
+    for record in caplog.records:
+        assert CANARY not in logging.Formatter("%(name)s %(message)s").format(record)
 
 
 async def test_messages_to_callers_are_short_and_printable(server):

@@ -1,10 +1,14 @@
 """What signals do to a serving process."""
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+import pytest
 
 from tests.test_serve import CLIENT, start  # noqa: F401 (a fixture)
 
@@ -45,3 +49,35 @@ def test_b181_a_second_signal_ends_it_now(start):  # noqa: F811
     assert server.stop(signal.SIGTERM) == 1
     assert time.monotonic() - began < 2
     client.communicate(timeout=30)
+
+
+def children(pid):
+    """Ids of the living processes whose parent is `pid`."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_b179_nothing_outlives_a_killed_server(start):  # noqa: F811
+    """The process that tries grammars out is the only child there is."""
+    server = start()
+    server.go.touch()
+    server.wait_for(r"jcb is ready: (\S+)")
+    body = {"model": "fake", "prompt": "x", "max_tokens": 4, "guided_regex": "[a-z]{2}"}
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, f"{server.url}/v1/completions", json.dumps(body)],
+        capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert b"choices" in done.stdout
+    workers = children(server.process.pid)
+    assert workers
+    assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
