@@ -218,7 +218,8 @@ async def test_b105_500_at_once_in_a_tiny_pool(start_server):
     """Least lengths in a pool that holds a few of them: estimates of what is left must not run it dry."""
     server = await start_server(
         server=ServerConfig(port=0, max_connections_per_peer=1000),
-        num_pages=9, max_model_len=32, max_num_seqs=8, max_num_batched_tokens=16, max_queued=1000, max_queued_tokens=10_000,
+        num_pages=9, max_model_len=32, max_num_seqs=8, max_num_batched_tokens=16,
+        max_queued=1000, max_queued_tokens=10_000,
     )  # fmt: skip
     fields = ({"max_tokens": 1}, {"max_tokens": 2}, {"max_tokens": 2, "min_tokens": 2})
     bodies = [{"prompt": [97 + i % 26] * (1 + i % 9), "ignore_eos": True, **fields[i % 3]} for i in range(500)]
