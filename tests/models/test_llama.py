@@ -13,6 +13,7 @@ from jcb.models import layers, llama
 from jcb.models.params import init
 from pallas_kernels.layout import KVLayout
 from tests.checkpoint.tiny_model import write_tiny_hf
+from tests.random_model import RandomCheckpoint
 
 TINY = ModelConfig(
     architecture="llama", vocab_size=50, hidden_size=32, intermediate_size=48, num_layers=3, num_heads=4,
@@ -42,6 +43,8 @@ def numpy_forward(params, config: ModelConfig, ids: list[int]) -> np.ndarray:
         qkv = norm(x, w["attention_norm"]) @ w["w_qkv"].T + w.get("b_qkv", 0.0)
         qkv = qkv.reshape(n, -1, dim)
         q, k, v = np.split(qkv, [config.num_heads, config.num_heads + config.num_kv_heads], axis=1)
+        if config.qk_norm:
+            q, k = norm(q, w["q_norm"]), norm(k, w["k_norm"])
         q, k = rotate(q), np.repeat(rotate(k), group, 1)
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(dim)
         scores[:, ~np.tri(n, dtype=bool)] = -np.inf
@@ -85,6 +88,21 @@ def test_forward_equals_a_plain_numpy_model(tied, bias):
     np.testing.assert_allclose(run(params, config, ids, [11]), want, atol=2e-5, rtol=2e-5)
     np.testing.assert_allclose(run(params, config, ids, [1, 4, 1, 5]), want, atol=2e-5, rtol=2e-5)
     np.testing.assert_allclose(run(params, config, ids, [3, 8], "reference"), want, atol=2e-5, rtol=2e-5)
+
+
+def test_qwen3_norms_every_head_before_it_is_turned():
+    """Norm weights that are not all one, so that leaving them out, or turning first, shows."""
+    from jcb.weights.load import load_params
+
+    config = dataclasses.replace(TINY, architecture="qwen3", qk_norm=True, rms_norm_eps=1e-6, head_dim=16)
+    params = load_params(RandomCheckpoint(config), llama.param_specs(config), "float32")
+    assert params["layers"]["q_norm"].shape == (3, 16)
+    ids = [3, 14, 15, 9, 26, 5, 35, 8]
+    want = numpy_forward(params, config, ids)
+    np.testing.assert_allclose(run(params, config, ids, [8]), want, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(run(params, config, ids, [3, 1, 4]), want, atol=1e-4, rtol=1e-4)
+    plain = dataclasses.replace(config, qk_norm=False)
+    assert np.abs(want - numpy_forward(params, plain, ids)).max() > 0.1
 
 
 def test_logits_depend_on_the_prompt(tmp_path):

@@ -1,0 +1,24 @@
+"""Shapes as data: parameters add up to what the models are named after."""
+
+import pytest
+
+from jcb.config import ServeConfig
+from jcb.engine.build import load_engine
+from jcb.models import llama
+from jcb.models.params import nbytes
+from jcb.models.presets import PRESETS, preset
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("smollm2-135m", 134_515_008), ("llama-3.1-8b", 8_030_261_248), ("qwen3-8b", 8_190_735_360)],
+)
+def test_parameters_add_up(name, parameters):
+    """The published counts of each model."""
+    assert nbytes(llama.param_specs(PRESETS[name]), "int8") == parameters
+    assert preset(f"preset:{name}") is PRESETS[name]
+
+
+def test_a_preset_cannot_be_served():
+    with pytest.raises(ValueError, match="shape without weights"):
+        load_engine(ServeConfig(model="preset:qwen3-8b"))
