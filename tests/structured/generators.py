@@ -86,6 +86,11 @@ def _any_of(rng: random.Random, depth: int) -> dict[str, Any]:
     return {"anyOf": [random_schema(rng, depth) for _ in range(rng.randrange(2, 4))]}
 
 
+def random_bounded_regex(rng: random.Random) -> str:
+    """One without `*` and `+`: a small model may go round in those until its tokens are used up."""
+    return random_regex(rng).replace("[a-c]*", "[a-c]{0,6}").replace("[0-1]+", "[0-1]{1,6}")
+
+
 def random_regex(rng: random.Random, depth: int = 3) -> str:
     """A regex that Python's `re` reads the same way."""
     return "".join(_repeated(rng, depth) for _ in range(rng.randrange(1, 4)))
