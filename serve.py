@@ -31,6 +31,7 @@ async def serve(config: ServeConfig) -> int:
     from jcb.engine.build import load_engine
     from jcb.engine.profile import DeviceProfiler
     from jcb.server.app import create_app, listen
+    from jcb.server.auth import Keys
     from jcb.server.service import Served, Service
     from jcb.terminal import load_progress
 
@@ -70,7 +71,7 @@ async def serve(config: ServeConfig) -> int:
             profiler=DeviceProfiler(),
         )
     )
-    print(_welcome(listener.url, service.model_name, bool(config.server.api_key_file)), flush=True)
+    print(_welcome(listener.url, service.model_name, bool(Keys.read(config.server).users)), flush=True)
 
     broken = asyncio.create_task(async_engine.until_broken())
     await asyncio.wait({stopped, broken}, return_when=asyncio.FIRST_COMPLETED)

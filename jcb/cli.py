@@ -119,6 +119,19 @@ class Serve(EngineOptions):
     api_key_file: Annotated[
         str | None, _setting("api_key_file", "file of API keys, one a line", "none", metavar="FILE")
     ] = None
+    admin_key_file: Annotated[
+        str | None, _setting("admin_key_file", "file of keys for routes that change the server", "none", metavar="FILE")
+    ] = None
+    cors_origins: Annotated[
+        str | None,
+        _setting("cors_origins", "web origins that may read answers, commas between", "none", metavar="URLS"),
+    ] = None
+    otlp_endpoint: Annotated[
+        str | None, _setting("otlp_endpoint", "where traces of requests go, over HTTP", "none", metavar="URL")
+    ] = None
+    profile_folder: Annotated[
+        str | None, _setting("profile_folder", "where POST /start_profile writes", "no such route", metavar="FOLDER")
+    ] = None
     insecure: Annotated[
         bool, FlagCreatePairsOff, arg(help="listen beyond loopback without an API key", help_behavior_hint="")
     ] = False
