@@ -30,7 +30,7 @@ async def serve(config: ServeConfig) -> int:
     from jcb.engine.async_engine import AsyncEngine
     from jcb.engine.build import load_engine
     from jcb.engine.profile import DeviceProfiler
-    from jcb.server.app import create_app, listen
+    from jcb.server.app import create_app, listen, listen_admin
     from jcb.server.auth import Keys
     from jcb.server.service import Served, Service
     from jcb.terminal import load_progress
@@ -38,6 +38,7 @@ async def serve(config: ServeConfig) -> int:
     stop = _stop_event()
     service = Service(config=config.server)
     listener = await listen(create_app(service), config.server)
+    admin = await listen_admin(service)
     print(f"jcb listens on {listener.url} and loads {config.model!r} ...", file=sys.stderr, flush=True)
 
     with load_progress() as show:
@@ -81,6 +82,8 @@ async def serve(config: ServeConfig) -> int:
     print("stopping: running requests may finish ...", file=sys.stderr, flush=True)
     await async_engine.drain(config.server.drain_seconds)
     await listener.close()
+    if admin is not None:
+        await admin.close()
     return 0
 
 

@@ -152,11 +152,12 @@ class ServerConfig:
     """The HTTP side.
 
     api_key_file: one key a line; none leaves the server open (loopback only unless insecure). admin_key_file: the keys
-    for the routes that change the server. max_connections(_per_peer): open at once. header_seconds, body_seconds: how
-    long a request may take to arrive; idle_seconds: how long a connection may wait for its next one; stall_seconds:
-    how long one write may wait for a slow reader. profile_folder: where /start_profile writes; "" leaves it out.
-    cors_origins: web origins that may read answers, with commas between; "*" is all. vllm_metrics: every metric
-    also under vLLM's name. otlp_endpoint: where traces go; "" traces nothing.
+    for the routes that change the server. admin_port: a second port, on the loopback and without keys, to which those
+    routes and /metrics move; 0 leaves them on the first. max_connections(_per_peer): open at once. header_seconds,
+    body_seconds: how long a request may take to arrive; idle_seconds: how long a connection may wait for its next
+    one; stall_seconds: how long one write may wait for a slow reader. profile_folder: where /start_profile writes;
+    "" leaves it out. cors_origins: web origins that may read answers, with commas between; "*" is all. vllm_metrics:
+    every metric also under vLLM's name. otlp_endpoint: where traces go; "" traces nothing.
     """
 
     host: str = "127.0.0.1"
@@ -166,6 +167,7 @@ class ServerConfig:
     insecure: bool = False
     strict_fields: bool = False
     admin_key_file: str = ""
+    admin_port: int = 0
     drain_seconds: float = 30.0
     max_body_bytes: int = 4 * 1024 * 1024
     max_connections: int = 2048
@@ -182,6 +184,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port={self.port} must be 0 (any free one) to 65535")
+        if not 0 <= self.admin_port <= 65535 or (self.admin_port and self.admin_port == self.port):
+            raise ValueError(f"admin_port={self.admin_port} must be 0 (none) or a port other than port={self.port}")
         if not 0 <= self.drain_seconds < math.inf:
             raise ValueError(f"drain_seconds={self.drain_seconds} must be a number of seconds, 0 or more")
         if not 0 < self.max_body_bytes <= 64 << 20:

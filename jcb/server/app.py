@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
@@ -16,7 +16,7 @@ from jcb.server.fields import IGNORED, IGNORED_HEADER
 from jcb.server.metrics import REGISTRY, create_registry
 from jcb.server.openapi import DOCUMENT, make_document
 from jcb.server.params import LABEL, check_label
-from jcb.server.routes import canonical, routes
+from jcb.server.routes import Route, admin_routes, canonical, routes
 from jcb.server.service import SERVICE, Service
 from jcb.server.tracing import make_tracer
 from jcb.types import RequestError
@@ -33,23 +33,33 @@ def create_app(service: Service) -> web.Application:
     config = service.config
     keys = Keys.read(config)
     check_bind(config, keys)
-    served_routes, origins = routes(config), origins_of(config.cors_origins)
-    access = {canonical(route.path): route.access for route in served_routes}
+    service.tracer = make_tracer(config.otlp_endpoint)
+    app = _make_app(service, routes(config), keys)
+    app.on_cleanup.append(_stop_engine)
+    return app
+
+
+def create_admin_app(service: Service) -> web.Application:
+    """What `admin_port` offers on the loopback: there, being on this machine is the key."""
+    return _make_app(service, admin_routes(service.config), Keys())
+
+
+def _make_app(service: Service, served: tuple[Route, ...], keys: Keys) -> web.Application:
+    origins = origins_of(service.config.cors_origins)
+    access = {canonical(route.path): route.access for route in served}
     app = web.Application(
         middlewares=[errors_middleware, cors_middleware(origins), auth_middleware(keys, access)],
-        client_max_size=config.max_body_bytes,
+        client_max_size=service.config.max_body_bytes,
     )
-    service.tracer = make_tracer(config.otlp_endpoint)
     app[SERVICE] = service
     app[REGISTRY] = create_registry(service)
-    app[DOCUMENT] = make_document(served_routes, has_keys=bool(keys.users))
-    for route in served_routes:
+    app[DOCUMENT] = make_document(served, has_keys=bool(keys.users))
+    for route in served:
         app.router.add_route(route.method, route.path, route.handler)
         if route.method == "GET":
             app.router.add_route("HEAD", route.path, route.handler)
     app.on_response_prepare.append(_add_headers)
     app.on_response_prepare.append(add_origin(origins))
-    app.on_cleanup.append(_stop_engine)
     return app
 
 
@@ -69,6 +79,14 @@ class Listener:
         await self.runner.cleanup()
 
 
+async def listen_admin(service: Service) -> Listener | None:
+    """Opens the admin port on the loopback, where the configuration has one."""
+    config = service.config
+    if not config.admin_port:
+        return None
+    return await listen(create_admin_app(service), replace(config, host="127.0.0.1", port=config.admin_port))
+
+
 async def listen(app: web.Application, config: ServerConfig) -> Listener:
     """Opens the port; with port 0 any free one. OSError when it is taken."""
     runner = web.AppRunner(
@@ -80,7 +98,8 @@ async def listen(app: web.Application, config: ServerConfig) -> Listener:
     server = runner.server
     assert server is not None
     raise_file_limit()
-    limit = app[SERVICE].connections = ConnectionLimit(config)
+    limit = ConnectionLimit(config)
+    app[SERVICE].connections = app[SERVICE].connections or limit  # the main port is opened first
     try:
         sockets = await asyncio.get_running_loop().create_server(
             lambda: Connection(server, limit, config), config.host, config.port, backlog=1024

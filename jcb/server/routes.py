@@ -85,8 +85,21 @@ PROFILE_ROUTES = (
 
 
 def routes(config: ServerConfig) -> tuple[Route, ...]:
-    """The routes that a server with `config` has."""
+    """The routes on the main port of a server with `config`."""
+    return tuple(route for route in _all(config) if not (config.admin_port and _is_private(route)))
+
+
+def admin_routes(config: ServerConfig) -> tuple[Route, ...]:
+    """The routes on its admin port: what the main one then lacks, and the probes."""
+    return tuple(route for route in _all(config) if _is_private(route) or route.access is Access.PUBLIC)
+
+
+def _all(config: ServerConfig) -> tuple[Route, ...]:
     return ROUTES + (PROFILE_ROUTES if config.profile_folder else ())
+
+
+def _is_private(route: Route) -> bool:
+    return route.access is Access.ADMIN or route.path == "/metrics"
 
 
 def canonical(path: str) -> str:

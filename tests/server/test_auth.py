@@ -6,7 +6,7 @@ import pytest
 
 from jcb.config import ServerConfig
 from jcb.server.access import Access
-from jcb.server.app import create_app
+from jcb.server.app import create_admin_app, create_app, listen
 from jcb.server.auth import KEYS_VARIABLE, Keys, check_bind, read_keys
 from jcb.server.routes import canonical, routes
 from jcb.server.service import Service
@@ -185,3 +185,24 @@ def test_a_public_bind_without_a_key_is_refused(key_file):
         check_bind(ServerConfig(host=host), Keys(read_keys("api_key_file", key_file)))
     for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
         check_bind(ServerConfig(host=host), Keys())
+
+
+async def test_metrics_and_admin_routes_can_have_a_port_of_their_own(start_server, key_file, tmp_path):
+    config = ServerConfig(port=0, admin_port=1, api_key_file=key_file, profile_folder=str(tmp_path))
+    server = await start_server(server=config)
+    headers = {"Authorization": "Bearer secret-1"}
+    assert (await server.get("/metrics", headers=headers))[0] == 404
+    assert (await server.post("/stop_profile", {}, headers=headers))[0] == 404
+    admin = await listen(create_admin_app(server.service), ServerConfig(port=0))
+    for path, status in (("/metrics", 200), ("/health", 200), ("/v1/models", 404)):
+        async with server.session.get(admin.url + path) as response:
+            assert response.status == status, path
+    async with server.session.post(admin.url + "/stop_profile") as response:
+        assert response.status == 409
+    async with server.session.post(admin.url + "/stop_profile", headers={"Origin": "http://evil.example"}) as response:
+        assert response.status == 403
+    await admin.close()
+    assert (await server.get("/health"))[0] == 200
+    for bad in ({"admin_port": 8000, "port": 8000}, {"admin_port": -1}):
+        with pytest.raises(ValueError, match="admin_port"):
+            ServerConfig(**bad)
