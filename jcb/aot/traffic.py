@@ -141,11 +141,10 @@ class _Counter:
                 continue
             elif user.opcode == "fusion":
                 nested = self._named(user.called("calls")[0])
-                total += sum(
-                    self._read(nested, nested.parameters[index])
-                    for index, operand in enumerate(user.operands)
-                    if operand == value.name
-                )
+                for index, operand in enumerate(user.operands):
+                    if operand == value.name:
+                        total += self._read(nested, nested.parameters[index])
+                        total += self._read(inner, user) if _passes_on(nested, nested.parameters[index]) else 0
             else:
                 total += value.nbytes
         return total
@@ -190,6 +189,14 @@ class _Counter:
         total.nbytes += sum(owner.instructions[n].nbytes for n in each.operands if n in owner.instructions)
         total.nbytes += each.nbytes
         total.flops += _matmul_flops(owner, each)
+
+
+def _passes_on(inner: Computation, parameter: Instruction) -> bool:
+    """Whether a fused computation gives back the parameter as it is, for others to read."""
+    root = inner.root
+    while root.opcode == "bitcast":
+        root = inner.instructions[root.operands[0]]
+    return root is parameter
 
 
 def _logical(each: Instruction) -> int:

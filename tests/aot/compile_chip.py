@@ -1,6 +1,6 @@
 """Run by the tests in a child process that has the compilers: everything that is compiled for one chip, as JSON lines.
 
-`python -m tests.aot.compile_chip TOPOLOGY [steps] [cases]`
+`python -m tests.aot.compile_chip TOPOLOGY [steps] [chunks] [cases]`
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from pallas_kernels.paged_attention import cases as attention_cases
 Task = Callable[[], dict[str, Any]]
 
 ROWS, CONTEXT, CHUNK = 64, 2048, 512
-PROGRAMS = (f"decode {ROWS}", f"prefill {CHUNK} x {ROWS}")
+DECODE, PREFILL = f"decode {ROWS}", f"prefill {CHUNK} x {ROWS}"
+SMALL = "smollm2-135m"
 
 
 def config(topology: Topology) -> ServeConfig:
@@ -44,13 +45,21 @@ def config(topology: Topology) -> ServeConfig:
 
 
 def steps(topology: Topology) -> list[Task]:
-    """decode_step and prefill_step of every preset; the small one on one device."""
+    """decode_step of every preset and prefill_step of the small one, which is on one device."""
+    return _steps(topology, [(name, DECODE) for name in PRESETS] + [(SMALL, PREFILL)])
+
+
+def chunks(topology: Topology) -> list[Task]:
+    """prefill_step of the large presets: the programs that compile longest."""
+    return _steps(topology, [(name, PREFILL) for name in PRESETS if name != SMALL])
+
+
+def _steps(topology: Topology, programs: list[tuple[str, str]]) -> list[Task]:
     tasks: list[Task] = []
-    for name, model in PRESETS.items():
-        where = parse_topology(topology.chip.name) if name == "smollm2-135m" else topology
-        preflight = Preflight(config(where), model, where)
-        keys = [key for key in preflight.registry.keys if name_of(key) in PROGRAMS]
-        tasks += [partial(_step, preflight, name, key) for key in keys]
+    for name, program in programs:
+        where = parse_topology(topology.chip.name) if name == SMALL else topology
+        preflight = Preflight(config(where), PRESETS[name], where)
+        tasks += [partial(_step, preflight, name, key) for key in preflight.registry.keys if name_of(key) == program]
     return tasks
 
 
@@ -121,7 +130,7 @@ def main() -> None:
     topology, parts = parse_topology(sys.argv[1]), sys.argv[2:]
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # compilers print to stdout
-    tasks = [task for part in (steps, cases) if part.__name__ in parts for task in part(topology)]
+    tasks = [task for part in (steps, chunks, cases) if part.__name__ in parts for task in part(topology)]
     with compile_threads(os.cpu_count() or 1) as pool:
         for result in pool.map(lambda task: task(), tasks):
             print(json.dumps(result), file=out, flush=True)

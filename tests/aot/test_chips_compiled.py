@@ -16,7 +16,7 @@ from jcb.aot.preflight import environment
 from jcb.models.presets import PRESETS
 from pallas_kernels.kv_write import cases as write_cases
 from pallas_kernels.paged_attention import cases as attention_cases
-from tests.aot.compile_chip import PROGRAMS
+from tests.aot.compile_chip import DECODE, PREFILL, SMALL
 
 TOPOLOGIES = ("v5e:2x2", "v6e:2x1", "v5p:1x1x1", "tpu7x:1x1x1", "h100", "h200", "b200")
 """As many devices as hold 8 billion parameters and 131,072 tokens; both cores of a tpu7x chip would do, one does."""
@@ -28,46 +28,62 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @functools.cache
-def compiled(topology: str) -> dict[str, list[dict]]:
-    """What the child process reports, by kind."""
+def compiled(topology: str, *parts: str) -> list[dict]:
+    """What the child process reports of these parts."""
     try:
         env = environment(parse_topology(topology).chip, os.environ)
     except ValueError as error:
         pytest.skip(str(error))
     result = subprocess.run(
-        [sys.executable, "-m", "tests.aot.compile_chip", topology, "steps", "cases"],
+        [sys.executable, "-m", "tests.aot.compile_chip", topology, *parts],
         env=env, capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-4000:]
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
-    return {kind: [line for line in lines if line["kind"] == kind] for kind in ("step", "case")}
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-@pytest.fixture(params=TOPOLOGIES)
-def topology(request) -> str:
-    return request.param
+def usual(topology: str, kind: str) -> list[dict]:
+    """Steps or cases of the one child process that every chip has."""
+    return [line for line in compiled(topology, "steps", "cases") if line["kind"] == kind]
 
 
-def test_steps_work_in_place_near_the_floor(topology):
+def check_step(topology: str, step: dict) -> None:
     """Alias bytes cover the cache, temporaries are below 3 % of it, nothing rewrites it, and a decode step moves
     at most 1.25 times the bytes of weights and live keys and values.
     """
-    steps = compiled(topology)["step"]
-    assert {(step["model"], step["program"]) for step in steps} == {(m, p) for m in PRESETS for p in PROGRAMS}
+    name = f"{step['model']} {step['program']}"
+    assert not step["error"], (name, step["error"])
+    assert step["alias"] >= step["cache"], name
+    assert step["temporary"] < 0.03 * step["cache"], (name, step["temporary"] / step["cache"])
+    assert step["moves"] == [], name
+    if topology in KERNELS and step["program"] == DECODE:
+        assert step["unknown_loops"] == 0, name
+        assert 0.95 < step["bytes"] / step["floor"] < 1.25, (name, step["bytes"] / step["floor"])
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_steps_work_in_place_near_the_floor(topology):
+    steps = usual(topology, "step")
+    assert [(step["model"], step["program"]) for step in steps] == [*((m, DECODE) for m in PRESETS), (SMALL, PREFILL)]
     for step in steps:
-        name = f"{step['model']} {step['program']}"
-        assert not step["error"], (name, step["error"])
-        assert step["alias"] >= step["cache"], name
-        assert step["temporary"] < 0.03 * step["cache"], (name, step["temporary"] / step["cache"])
-        assert step["moves"] == [], name
-        if topology in KERNELS and step["program"].startswith("decode"):
-            assert step["unknown_loops"] == 0, name
-            assert 0.95 < step["bytes"] / step["floor"] < 1.25, (name, step["bytes"] / step["floor"])
+        check_step(topology, step)
 
 
+@pytest.mark.parametrize(
+    "topology", [pytest.param(t, marks=() if t in ("v6e:2x1", "h200") else pytest.mark.slow) for t in TOPOLOGIES]
+)
+def test_chunks_of_large_models_work_in_place(topology):
+    """Compiling these takes minutes a chip, so `make test` does it for one TPU and one GPU."""
+    steps = compiled(topology, "chunks")
+    assert [(step["model"], step["program"]) for step in steps] == [(m, PREFILL) for m in PRESETS if m != SMALL]
+    for step in steps:
+        check_step(topology, step)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_every_case_compiles(topology):
     """Every named case of both ops becomes a program, or is refused for a reason that its shape gives."""
-    cases = compiled(topology)["case"]
+    cases = usual(topology, "case")
     assert [case["case"] for case in cases] == [c.name for c in (*attention_cases.CASES, *write_cases.CASES)]
     for case in cases:
         assert not case["error"], (case["op"], case["case"], case["error"])
@@ -76,9 +92,8 @@ def test_every_case_compiles(topology):
 @pytest.mark.parametrize("topology", KERNELS)
 def test_kernels_serve_what_models_use(topology):
     """Bfloat16 with pages of the sizes that jcb chooses: never refused."""
-    refused = {
-        case["case"] for case in compiled(topology)["case"] if case["op"] == "paged_attention" and case["refused"]
-    }
+    cases = [case for case in usual(topology, "case") if case["op"] == "paged_attention"]
+    refused = {case["case"] for case in cases if case["refused"]}
     page = 128 if parse_topology(topology).chip.platform == "tpu" else 16
     served = [c for c in attention_cases.CASES if c.dtype == "bfloat16" and c.page_size >= page]
     assert len(served) >= 3

@@ -118,6 +118,34 @@ def test_shapes_know_tiles_and_on_chip_memory():
     assert [each.nbytes for each in Shape.parse_all("(pred[], s4[10]{0}, token[], f8e4m3fn[2,2])")] == [1, 5, 0, 4]
 
 
+NESTED = """HloModule jit_head
+
+%renamed (p: bf16[64,32]) -> bf16[64,32] {
+  %p = bf16[64,32]{1,0} parameter(0)
+  ROOT %bitcast = bf16[64,32]{1,0} bitcast(%p)
+}
+
+%product (w: bf16[64,32], x: bf16[8,32]) -> f32[8,64] {
+  %w = bf16[64,32]{1,0} parameter(0)
+  %x = bf16[8,32]{1,0} parameter(1)
+  %fusion.1 = bf16[64,32]{1,0} fusion(%w), kind=kLoop, calls=%renamed
+  ROOT %convolution.1 = f32[8,64]{1,0} convolution(%x, %fusion.1), dim_labels=bf_oi->bf
+}
+
+ENTRY %main (w.1: bf16[64,32], x.1: bf16[8,32]) -> f32[8,64] {
+  %w.1 = bf16[64,32]{1,0} parameter(0)
+  %x.1 = bf16[8,32]{1,0} parameter(1)
+  ROOT %fusion.2 = f32[8,64]{1,0} fusion(%w.1, %x.1), kind=kOutput, calls=%product
+}
+"""
+
+
+def test_a_nested_fusion_that_only_renames_does_not_hide_what_is_read():
+    moved = traffic.count(NESTED)
+    assert moved.nbytes == 2 * 64 * 32 + 2 * 8 * 32 + 4 * 8 * 64
+    assert moved.flops == 2 * 8 * 64 * 32
+
+
 def test_text_without_an_entry_is_refused():
     with pytest.raises(ValueError, match="ENTRY"):
         parse("HloModule nothing\n")
