@@ -91,7 +91,8 @@ def draw(logits: jax.Array, rows: Rows, positions: jax.Array) -> jax.Array:
     weights = jnp.exp(scaled)
     weights = jnp.where(weights >= rows.min_p[:, None], weights, 0.0)
     narrows = jnp.any((rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1.0)))
-    weights = jax.lax.cond(narrows, lambda w: _narrow(w, rows), lambda w: w, weights)
+    cut = jax.lax.cond(narrows, lambda w: _cut(w, rows), lambda w: jnp.zeros(w.shape[:1]), weights)
+    weights = jnp.where(weights >= cut[:, None], weights, 0.0)
     return jnp.argmax(weights / _exponential(rows, positions, weights.shape[1]), axis=-1).astype(jnp.int32)
 
 
@@ -119,15 +120,20 @@ def _mix(bits: jax.Array) -> jax.Array:
     return bits ^ (bits >> 16)
 
 
-def _narrow(weights: jax.Array, rows: Rows) -> jax.Array:
-    """Weights outside the top_k largest, then outside the smallest set that holds top_p of the rest, become 0."""
+def _cut(weights: jax.Array, rows: Rows) -> jax.Array:
+    """f32[R]: weights below it are outside the top_k largest, or outside the smallest set that holds top_p of those.
+
+    No array of weights is made on the way: each would take as much memory as the logits.
+    """
     vocab = weights.shape[1]
     top_k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
     floor = _threshold(weights, lambda w, cut: (w >= cut).sum(-1) >= top_k)
-    weights = jnp.where(weights >= floor[:, None], weights, 0.0)
-    target = rows.top_p * weights.sum(-1)
-    floor = _threshold(weights, lambda w, cut: jnp.where(w >= cut, w, 0.0).sum(-1) >= target)
-    return jnp.where((weights >= floor[:, None]) | (rows.top_p >= 1.0)[:, None], weights, 0.0)
+    target = rows.top_p * jnp.where(weights >= floor[:, None], weights, 0.0).sum(-1)
+
+    def holds_enough(w: jax.Array, cut: jax.Array) -> jax.Array:
+        return jnp.where(w >= jnp.maximum(cut, floor[:, None]), w, 0.0).sum(-1) >= target
+
+    return jnp.where(rows.top_p >= 1.0, floor, jnp.maximum(_threshold(weights, holds_enough), floor))
 
 
 def _threshold(weights: jax.Array, enough: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
