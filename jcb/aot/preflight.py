@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +133,7 @@ def check(
     return Report(topology, plan, tuple(rows))
 
 
-def _messages(job: Job, chip: Chip) -> Iterator[Plan | Row]:
+def _messages(job: Job, chip: Chip) -> Generator[Plan | Row]:
     """What the child process says, as it says it; ValueError and ChildProcessError as of `check`."""
     debug = bool(os.environ.get("JCB_DEBUG"))
     with tempfile.TemporaryFile("w+") as errors:

@@ -85,6 +85,6 @@ def decode(line: str) -> Plan | Row | None:
     """The message that a line holds, None for anything else."""
     if not line.startswith("jcb-aot "):
         return None
-    fields = json.loads(line.removeprefix("jcb-aot "))
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return _KINDS[fields.pop("kind")](**fields)
+    fields: dict[str, Any] = json.loads(line.removeprefix("jcb-aot "))
+    kind = _KINDS[fields.pop("kind")]
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()})

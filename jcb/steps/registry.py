@@ -62,7 +62,7 @@ class Program:
     """One compiled program and what its compiler says of it (bytes)."""
 
     name: str
-    call: Callable[..., Any]
+    call: Any  # the compiled program itself
     seconds: float
     argument_bytes: int
     alias_bytes: int
@@ -188,7 +188,7 @@ class Registry:
         function = partial(decode_step if shape.decode else prefill_step, statics, shape)
         whole = PartitionSpec()
         outputs = (self._state_specs, whole) if shape.decode else (self._state_specs, whole, whole)
-        split = self._placement.wrap(function, (self._param_specs, self._state_specs, whole), outputs)
+        split: Any = self._placement.wrap(function, (self._param_specs, self._state_specs, whole), outputs)
         split.__name__ = "decode_step" if shape.decode else "prefill_step"
         return jax.jit(split, donate_argnums=1).lower(self._params, self._state, self._packed(shape.packed_size))
 
