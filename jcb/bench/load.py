@@ -152,43 +152,54 @@ async def _replay(caller: Caller, sample: Sample) -> str:
 
 async def run_overload(caller: Caller, slots: int, seconds: float) -> OverloadResult:
     """The rate of a server that is just full, then `OVERLOAD` times as many requests as it can answer."""
-    tokens, asked = 0, 0
-    end = time.monotonic() + seconds
+    full, calm = Finished(), time.monotonic() + seconds
 
     async def loop() -> None:
-        nonlocal tokens, asked
-        while time.monotonic() < end:
-            _, _, answer = await caller.whole(caller.body(32))
-            tokens, asked = tokens + answer["usage"]["completion_tokens"], asked + 1
+        while time.monotonic() < calm:
+            full.add(*await caller.whole(caller.body(32)))
 
-    began = time.monotonic()
     await asyncio.gather(*[loop() for _ in range(2 * slots)])
-    spent = time.monotonic() - began
-    peak, rate = tokens / spent, OVERLOAD * asked / spent
-    answers: list[tuple[int, float, Any]] = []
-    tasks: list[asyncio.Task[None]] = []
+    peak, asked = full.rates(calm - seconds, seconds)
+    crowd, began, tasks = Finished(), time.monotonic(), []
 
-    async def one(body: dict[str, Any]) -> None:
-        answers.append(await caller.whole(body))
+    async def one() -> None:
+        crowd.add(*await caller.whole(caller.body(32)))
 
-    began = time.monotonic()
     while (now := time.monotonic()) < began + seconds:
-        while len(tasks) < rate * (now - began):
-            tasks.append(asyncio.create_task(one(caller.body(32))))
+        while len(tasks) < OVERLOAD * asked * (now - began):
+            tasks.append(asyncio.create_task(one()))
         await asyncio.sleep(0.005)
     await asyncio.gather(*tasks)
-    spent = time.monotonic() - began
-    good = [answer for status, _, answer in answers if status == 200]
-    refusals = sorted(took for status, took, _ in answers if status == 429)
+    refusals = sorted(crowd.refusals)
     return OverloadResult(
         peak_rate=peak,
-        goodput=sum(answer["usage"]["completion_tokens"] for answer in good) / spent,
-        answered=len(good),
+        goodput=crowd.rates(began, seconds)[0],
+        answered=len(crowd.answers),
         refused=len(refusals),
-        failed=len(answers) - len(good) - len(refusals),
+        failed=len(tasks) - len(crowd.answers) - len(refusals),
         refusal_p50=_quantile(refusals, 0.5),
         refusal_p99=_quantile(refusals, 0.99),
     )
+
+
+class Finished:
+    """Requests as they end: when and with how many tokens, or after how long they were refused."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[float, int]] = []
+        self.refusals: list[float] = []
+
+    def add(self, status: int, took: float, answer: Any) -> None:
+        """One more."""
+        if status == 200:
+            self.answers.append((time.monotonic(), answer["usage"]["completion_tokens"]))
+        elif status == 429:
+            self.refusals.append(took)
+
+    def rates(self, began: float, seconds: float) -> tuple[float, float]:
+        """Tokens and answers a second, between the first quarter of the time and its end."""
+        counted = [n for when, n in self.answers if began + seconds / 4 <= when <= began + seconds]
+        return sum(counted) / (0.75 * seconds), len(counted) / (0.75 * seconds)
 
 
 def _quantile(ascending: list[float], part: float) -> float:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jcb.bench.load import Caller, OverloadResult, Sample, _quantile, _replay, run_overload, run_streams
+from jcb.bench.load import Caller, Finished, OverloadResult, Sample, _quantile, _replay, run_overload, run_streams
 from jcb.config import ServerConfig
 
 pytestmark = pytest.mark.usefixtures("scripted")
@@ -51,3 +51,9 @@ def test_what_counts_as_good():
         assert not OverloadResult(**{**vars(good), **bad}).is_good
     assert [_quantile([1.0, 2.0, 3.0, 4.0], part) for part in (0.0, 0.5, 0.99)] == [1.0, 3.0, 4.0]
     assert _quantile([], 0.5) == 0.0
+
+
+def test_rates_leave_out_the_start_and_the_end():
+    finished = Finished()
+    finished.answers = [(9.0, 100), (10.5, 100), (11.0, 6), (13.9, 3), (14.1, 100)]
+    assert finished.rates(10.0, 4.0) == (3.0, 2 / 3)
