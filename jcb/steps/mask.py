@@ -26,12 +26,12 @@ def packed_size(vocab_size: int) -> int:
 
 def pack(plan: StepPlan, vocab_size: int, num_slots: int) -> Iterator[np.ndarray]:
     """The masks of `plan`, as one i32[packed_size] for each run that they need; fresh arrays."""
-    rows = [row for row in plan.rows if row.mask is not None]
+    rows = [(row.slot, row.mask) for row in plan.rows if row.mask is not None]
     for first in range(0, len(rows), MASK_ROWS):
         packed = np.zeros((MASK_ROWS, 1 + mask_words(vocab_size)), np.int32)
         packed[:, 0] = num_slots
-        for line, row in zip(packed, rows[first : first + MASK_ROWS], strict=False):
-            line[0], line[1:] = row.slot, row.mask
+        for line, (slot, row_mask) in zip(packed, rows[first : first + MASK_ROWS], strict=False):
+            line[0], line[1:] = slot, row_mask
         yield packed.reshape(-1)
 
 
