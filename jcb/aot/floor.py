@@ -1,7 +1,7 @@
 """The least that a step must do, from its shape alone: every weight and every live key and value once.
 
 Nothing here is measured or compiled. Bytes and operations are of one device; "live" means that every row of the batch
-is as long as its page table allows.
+is as long as its page table and the pages in the cache allow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 
 from jcb.aot.chips import Chip
-from jcb.config import ModelConfig
+from jcb.config import Limits, ModelConfig
 from jcb.models import llama
 from jcb.models.params import nbytes
 from jcb.sharding import Placement
@@ -31,19 +31,28 @@ class Floor:
         return max(self.nbytes / chip.bandwidth, self.flops / chip.flops)
 
 
-def step_floor(model: ModelConfig, layout: KVLayout, dtype: str, shape: StepShape, placement: Placement) -> Floor:
+def live_share(shape: StepShape, limits: Limits) -> float:
+    """How full the page tables of a step can be: 1, or less where there are not so many pages."""
+    return min(1.0, limits.usable_pages / (shape.num_rows * shape.pages_per_seq))
+
+
+def step_floor(
+    model: ModelConfig, layout: KVLayout, dtype: str, shape: StepShape, limits: Limits, placement: Placement
+) -> Floor:
     """What one step of `shape` cannot do without. layout, model: of the whole model."""
+    share = live_share(shape, limits)
     devices = placement.num_devices
     weights = nbytes(llama.param_specs(model), dtype, placement)
     embedding = nbytes({"embedding": llama.param_specs(model)["embedding"]}, dtype, placement)
     if not model.tie_word_embeddings:  # the table is only looked up in; the head is read whole
         weights -= embedding
         weights += shape.num_tokens * model.hidden_size * jnp.dtype(dtype).itemsize
-    cache = model.num_layers * shape.num_rows * shape.pages_per_seq * layout.page_bytes // devices
+    pages = int(share * shape.num_rows * shape.pages_per_seq)
+    cache = model.num_layers * pages * layout.page_bytes // devices
     sizes = {name: nbytes({"one": spec}, dtype, placement) for name, spec in llama.param_specs(model)["layers"].items()}
     matrices = sum(size for name, size in sizes.items() if name.startswith("w_")) / jnp.dtype(dtype).itemsize
     head = embedding / jnp.dtype(dtype).itemsize
-    context = shape.pages_per_seq * layout.page_size
+    context = share * shape.pages_per_seq * layout.page_size
     attention = 4.0 * model.num_heads * model.head_dim * model.num_layers * shape.num_tokens * context / devices
     if not shape.decode:  # at least the tokens themselves, each seeing half of them
         attention *= min(shape.num_tokens / 2 / context, 1.0)

@@ -53,8 +53,9 @@ def show(report: Report, console: Console | None = None) -> None:
     )
     console.print(_table(report.rows))
     console.print(
-        "MiB of each device. moved: memory traffic of one step, every row as long as its page table; floor: weights "
-        "and those rows once. + marks programs with loops of a length known only when they run, counted once.",
+        "MiB of each device. moved: memory traffic of one step, its rows as long as max_model_len and the pages allow; "
+        "floor: weights and those rows once. + marks programs with loops of a length known only when they run, counted "
+        "once.",
         style="dim",
     )
     for problem in report.problems:

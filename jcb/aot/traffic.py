@@ -23,21 +23,40 @@ _FREE = frozenset(
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
 _HINTS = frozenset({"AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"})
 _COST = re.compile(r'cost_estimate(?:"?:\s*|_json\s*=\s*")(\{[^{}]*\})')  # a kernel's own, on TPU and on GPU
+_ATTENTION = re.compile(r'op_name="[^"]*paged_attention')
 _MOVES = frozenset({"copy", "copy-start", "transpose", "convert", "concatenate", "pad", "select", "broadcast"})
 
 
 @dataclass
 class Traffic:
-    """Bytes moved to and from memory, floating-point operations, and loops whose length the text does not tell."""
+    """Bytes moved to and from memory, floating-point operations, and loops whose length the text does not tell.
+
+    attention_bytes, attention_flops: the part that attention kernels state for themselves, for full page tables.
+    """
 
     nbytes: float = 0.0
     flops: float = 0.0
+    attention_bytes: float = 0.0
+    attention_flops: float = 0.0
     unknown_loops: int = 0
+
+    def at(self, share: float) -> Traffic:
+        """The same when page tables are only filled to `share`."""
+        absent = 1.0 - share
+        return Traffic(
+            self.nbytes - absent * self.attention_bytes,
+            self.flops - absent * self.attention_flops,
+            share * self.attention_bytes,
+            share * self.attention_flops,
+            self.unknown_loops,
+        )
 
     def add(self, other: Traffic, times: int = 1) -> None:
         """Count `other` so many times more."""
         self.nbytes += times * other.nbytes
         self.flops += times * other.flops
+        self.attention_bytes += times * other.attention_bytes
+        self.attention_flops += times * other.attention_flops
         self.unknown_loops += other.unknown_loops
 
 
@@ -183,8 +202,10 @@ class _Counter:
             return
         if estimate := _COST.search(each.text):
             cost = json.loads(estimate[1].replace("\\22", '"'))
-            total.nbytes += float(cost.get("bytes_accessed", 0))
-            total.flops += float(cost.get("flops", 0))
+            stated = Traffic(float(cost.get("bytes_accessed", 0)), float(cost.get("flops", 0)))
+            if _ATTENTION.search(each.text):
+                stated.attention_bytes, stated.attention_flops = stated.nbytes, stated.flops
+            total.add(stated)
             return
         total.nbytes += sum(owner.instructions[n].nbytes for n in each.operands if n in owner.instructions)
         total.nbytes += each.nbytes

@@ -19,7 +19,7 @@ from jax.experimental import topologies
 
 from jcb.aot import traffic
 from jcb.aot.chips import Topology, gpu_target_config, parse_topology
-from jcb.aot.floor import step_floor
+from jcb.aot.floor import live_share, step_floor
 from jcb.aot.protocol import Job, Plan, Row, encode
 from jcb.config import Limits, ModelConfig, ServeConfig
 from jcb.config_file import loads
@@ -92,7 +92,7 @@ class Preflight:
 
     def _row(self, key: Any, program: Program, text: str) -> Row:
         memory = program.call.memory_analysis()
-        moved = traffic.count(text)
+        moved = traffic.count(text).at(live_share(key, self.limits) if isinstance(key, StepShape) else 1.0)
         row = Row(
             name=program.name,
             seconds=program.seconds,
@@ -107,7 +107,7 @@ class Preflight:
         )
         if not isinstance(key, StepShape):
             return row
-        floor = step_floor(self.model, self.statics.layout, self.config.dtype, key, self.placement)
+        floor = step_floor(self.model, self.statics.layout, self.config.dtype, key, self.limits, self.placement)
         return dataclasses.replace(row, floor_bytes=floor.nbytes, floor_seconds=floor.seconds(self.topology.chip))
 
 

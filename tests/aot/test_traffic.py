@@ -103,6 +103,18 @@ def test_a_gpu_kernel_states_its_cost_in_escaped_json():
     assert traffic.count(text.replace(old, stated)).nbytes == WANT - 910
 
 
+def test_attention_kernels_count_by_how_full_page_tables_are():
+    text = PROGRAM.replace("@NOTED@", "").replace(
+        'custom_call_target="tpu',
+        'metadata={op_name="jit(step)/paged_attention_q1/pallas_call"}, custom_call_target="tpu',
+    )
+    moved = traffic.count(text)
+    assert (moved.nbytes, moved.attention_bytes, moved.attention_flops) == (WANT, 1000, 7)
+    assert moved.at(0.25).nbytes == WANT - 750
+    assert moved.at(1.0) == moved
+    assert traffic.count(PROGRAM.replace("@NOTED@", "")).attention_bytes == 0
+
+
 def test_large_moves_finds_copies_and_transposes_by_size():
     text = PROGRAM.replace("@NOTED@", "")
     assert traffic.large_moves(text, 1024) == ["copy-start copy-start.1"]
