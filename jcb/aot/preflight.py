@@ -19,6 +19,7 @@ from jcb.aot.protocol import Job, Plan, Row, decode
 from jcb.checkpoint.reader import open_checkpoint
 from jcb.config import ModelConfig, ServeConfig
 from jcb.models.presets import PREFIX, preset
+from jcb.steps.compiler_options import set_libtpu_args
 
 Progress = Callable[[str, int, int], None]
 
@@ -78,13 +79,11 @@ def environment(chip: Chip, base: Mapping[str, str]) -> dict[str, str]:
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "GRPC_VERBOSITY": "ERROR"} if not base.get("JCB_DEBUG") else {}
-    return {
-        **base,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "JAX_PLATFORMS": "cpu",
-        **quiet,
-        **(tpu if chip.platform == "tpu" else {}),
-    }
+    env = {**base, "PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu", **quiet}
+    if chip.platform == "tpu":
+        env |= tpu
+        set_libtpu_args(env)
+    return env
 
 
 def model_shape(model: str) -> ModelConfig:

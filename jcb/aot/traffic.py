@@ -21,6 +21,7 @@ _FREE = frozenset(
     }
 )  # fmt: skip
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
+_RENAMES = frozenset({"bitcast", "copy", "convert", "reshape", "transpose"})
 _HINTS = frozenset({"AssumeGatherIndicesInBound", "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"})
 _COST = re.compile(r'cost_estimate(?:"?:\s*|_json\s*=\s*")(\{[^{}]*\})')  # a kernel's own, on TPU and on GPU
 _ATTENTION = re.compile(r'op_name="[^"]*paged_attention')
@@ -135,8 +136,8 @@ class _Counter:
                     found.add(int(number[1]))
         return found.pop() if len(found) == 1 else None
 
-    def _fusion_bytes(self, inner: Computation) -> int:
-        read = sum(min(self._read(inner, each), each.nbytes) for each in inner.parameters if each.nbytes)
+    def _fusion_bytes(self, inner: Computation) -> float:
+        read = sum(self._share(inner, each, 1.0) * each.nbytes for each in inner.parameters if each.nbytes)
         return read + self._written(inner, inner.root)
 
     def _fusion_flops(self, inner: Computation) -> float:
@@ -147,26 +148,29 @@ class _Counter:
                 flops += sum(self._fusion_flops(self._named(name)) for name in each.called("calls"))
         return flops
 
-    def _read(self, inner: Computation, value: Instruction) -> int:
-        """Bytes of `value` that the fused computation looks at."""
-        total = 0
+    def _share(self, inner: Computation, value: Instruction, beyond: float) -> float:
+        """The share of `value` that a fused computation looks at; `beyond`: of what it gives back, that others do.
+
+        Nothing in a fusion is made whole: what only moves or converts elements does so for those that are used.
+        """
+        share = beyond if value.is_root else 0.0
         for user in inner.users[value.name]:
             first = user.operands[0] == value.name
-            if user.opcode == "bitcast":
-                total += self._read(inner, user)
+            if user.opcode in _RENAMES:
+                share += self._share(inner, user, beyond)
             elif user.opcode in _SLICES and first:
-                total += _logical(user)
+                share += _elements(user) / max(_elements(value), 1)
             elif user.opcode in ("dynamic-update-slice", "scatter") and first:
                 continue
             elif user.opcode == "fusion":
                 nested = self._named(user.called("calls")[0])
+                outside = self._share(inner, user, beyond)
                 for index, operand in enumerate(user.operands):
                     if operand == value.name:
-                        total += self._read(nested, nested.parameters[index])
-                        total += self._read(inner, user) if _passes_on(nested, nested.parameters[index]) else 0
+                        share += self._share(nested, nested.parameters[index], outside)
             else:
-                total += value.nbytes
-        return total
+                share += 1.0
+        return min(share, 1.0)
 
     def _written(self, inner: Computation, root: Instruction) -> int:
         """Bytes that a fused computation writes: all of its result, or what it updates in place."""
@@ -212,12 +216,8 @@ class _Counter:
         total.flops += _matmul_flops(owner, each)
 
 
-def _passes_on(inner: Computation, parameter: Instruction) -> bool:
-    """Whether a fused computation gives back the parameter as it is, for others to read."""
-    root = inner.root
-    while root.opcode == "bitcast":
-        root = inner.instructions[root.operands[0]]
-    return root is parameter
+def _elements(each: Instruction) -> int:
+    return math.prod(each.shapes[0].dims)
 
 
 def _logical(each: Instruction) -> int:

@@ -31,6 +31,7 @@ from jcb.models.presets import PREFIX
 from jcb.scheduler.scheduler import Scheduler
 from jcb.sharding import tensor_parallel
 from jcb.steps.compile_guard import CompileGuard
+from jcb.steps.compiler_options import set_libtpu_args
 from jcb.steps.registry import Registry
 from jcb.steps.step import StepStatics
 from jcb.text.chat import ChatTemplate, load_chat_template
@@ -64,6 +65,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     started = time.perf_counter()
     if config.model.startswith(PREFIX):
         raise ValueError(f"model {config.model!r} is a shape without weights, for `jcb aot` only")
+    set_libtpu_args(os.environ)
     compile_cache = use_compile_cache(config.engine.compile_cache)
     checkpoint = open_checkpoint(default_model_path() if config.model == "default" else config.model)
     tokenizer = load_tokenizer(checkpoint)

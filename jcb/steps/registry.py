@@ -25,6 +25,7 @@ from jcb.models import llama
 from jcb.models.params import abstract, partition_specs
 from jcb.sharding import Placement
 from jcb.steps import mask, slot
+from jcb.steps.compiler_options import COMPILER_OPTIONS
 from jcb.steps.inputs import StepShape
 from jcb.steps.state import DeviceState, init_state, state_specs
 from jcb.steps.step import StepStatics, decode_step, prefill_step
@@ -34,10 +35,6 @@ SMALLEST_ROWS = 2
 """One-row programs are never built: on CPU a matmul of one row is slower than of two."""
 
 SMALLEST_TOKENS = 16
-COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
-"""By platform. Triton's matrix products cannot read one layer of stacked weights in place, cuBLAS's can: with Triton
-every step would copy all weights once."""
-
 _COMPILE_STACK_BYTES = 64 << 20  # lowering deep programs overflows the usual 8 MiB
 
 

@@ -75,6 +75,9 @@ def test_missing_compilers_are_named_with_the_command_that_installs_them(tmp_pat
     assert env["JAX_PLATFORMS"] == "cpu"
     assert env["TPU_SKIP_MDS_QUERY"] == "1"
     assert env["HOME"] == "h"
+    assert env["LIBTPU_INIT_ARGS"] == "--xla_tpu_impure_enable_large_2nd_minor_layout=false"
+    own = preflight.environment(CHIPS["v6e"], {"LIBTPU_INIT_ARGS": "--mine=1"})["LIBTPU_INIT_ARGS"]
+    assert own.split()[1:] == ["--mine=1"]
     with pytest.raises(ValueError, match="H200 141GB HBM3e is not installed"):
         preflight.environment(CHIPS["h200"], {})
 
