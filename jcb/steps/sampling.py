@@ -32,10 +32,12 @@ def sample(logits: jax.Array, rows: Rows, positions: jax.Array, state: DeviceSta
     """One token for each row of f32[R, V] logits. positions: i32[R], where the new token will stand."""
     normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     adjusts = rows.has(USES_BIAS | USES_PENALTIES | SUPPRESSES_STOP)
-    adjusted = jax.lax.cond(
-        jnp.any(adjusts), lambda x: jnp.where(adjusts[:, None], adjust(x, rows, state), x), lambda x: x, logits
+    adjusted = jax.lax.cond(  # one, since each makes another array of the logits' size
+        jnp.any(adjusts | rows.has(USES_MASK)),
+        lambda x: restrict(jnp.where(adjusts[:, None], adjust(x, rows, state), x), rows, state),
+        lambda x: x,
+        logits,
     )
-    adjusted = jax.lax.cond(jnp.any(rows.has(USES_MASK)), lambda x: restrict(x, rows, state), lambda x: x, adjusted)
     best = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
     random = rows.temperature > 0
     token_ids = jax.lax.cond(
