@@ -17,6 +17,9 @@ from jcb.steps.mask import allowed
 from jcb.steps.state import DeviceState
 from jcb.types import MAX_LOGPROBS
 
+CHANGED_ROWS = 8
+"""Rows whose penalties, biases and masks exist at once."""
+
 
 class Sampled(NamedTuple):
     """What one step sampled; log-probabilities are of the unmodified logits, in nats."""
@@ -31,13 +34,8 @@ class Sampled(NamedTuple):
 def sample(logits: jax.Array, rows: Rows, positions: jax.Array, state: DeviceState) -> Sampled:
     """One token for each row of f32[R, V] logits. positions: i32[R], where the new token will stand."""
     normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    adjusts = rows.has(USES_BIAS | USES_PENALTIES | SUPPRESSES_STOP)
-    adjusted = jax.lax.cond(  # one, since each makes another array of the logits' size
-        jnp.any(adjusts | rows.has(USES_MASK)),
-        lambda x: restrict(jnp.where(adjusts[:, None], adjust(x, rows, state), x), rows, state),
-        lambda x: x,
-        logits,
-    )
+    changes = jnp.any(rows.has(USES_BIAS | USES_PENALTIES | SUPPRESSES_STOP | USES_MASK))
+    adjusted = jax.lax.cond(changes, lambda x: change(x, rows, state), lambda x: x, logits)
     best = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
     random = rows.temperature > 0
     token_ids = jax.lax.cond(
@@ -61,6 +59,19 @@ def top_alternatives(logits: jax.Array, normaliser: jax.Array) -> tuple[jax.Arra
     values, ids = jax.lax.top_k(logits, count)
     width = ((0, 0), (0, MAX_LOGPROBS - count))
     return jnp.pad(ids.astype(jnp.int32), width), jnp.pad(values - normaliser, width, constant_values=-jnp.inf)
+
+
+def change(logits: jax.Array, rows: Rows, state: DeviceState) -> jax.Array:
+    """Logits as each row's request wants them, a few rows at a time: all rows' counts and biases are as large again."""
+    tile = next(size for size in range(CHANGED_ROWS, 0, -1) if logits.shape[0] % size == 0)
+
+    def one_tile(part: tuple[jax.Array, Rows]) -> jax.Array:
+        logits, rows = part
+        adjusts = rows.has(USES_BIAS | USES_PENALTIES | SUPPRESSES_STOP)
+        return restrict(jnp.where(adjusts[:, None], adjust(logits, rows, state), logits), rows, state)
+
+    tiles = jax.tree.map(lambda leaf: leaf.reshape(-1, tile, *leaf.shape[1:]), (logits, rows))
+    return jax.lax.map(one_tile, tiles).reshape(logits.shape)
 
 
 def adjust(logits: jax.Array, rows: Rows, state: DeviceState) -> jax.Array:
