@@ -27,6 +27,9 @@ from pallas_kernels.tuning import Phase, ShapeClass, tuned_blocks
 
 __all__ = ("Blocks", "candidates", "default_blocks", "paged_attention")
 
+_TILE_ROWS = 8
+"""Query rows of one swizzle tile: the array that tiles are copied from must be whole ones."""
+
 
 def paged_attention(
     q: jax.Array,
@@ -57,6 +60,7 @@ def paged_attention(
     chunk_blocks = chunk_blocks or _blocks(layout, q, "chunk")
     queries = fold_key_scale(q, kv_scales).reshape(-1, heads, group, layout.head_dim)
     by_head = queries.swapaxes(0, 1).reshape(heads, -1, layout.head_dim)
+    by_head = jnp.pad(by_head, ((0, 0), (0, -by_head.shape[1] % _TILE_ROWS), (0, 0)))  # copies take whole tiles
 
     def kernel(blocks: Blocks, *, split: bool) -> Kernel:
         pages, width = kv_pages.shape[1], page_table.shape[1]
