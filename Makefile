@@ -39,7 +39,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check bench-start bench-structured clean
+.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check bench-start bench-structured clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -123,6 +123,9 @@ aot: install install-aot ## compile for a chip that is not here; ARGS="--config 
 	@$(VENV)/bin/jcb aot $(ARGS)
 
 # ---- checks ----
+
+test-chips: install-test ## compile every step and kernel for every chip (long); ARGS="-k v6e"
+	$(PY) -m pytest -m slow tests/aot $(ARGS)
 
 test: lint ## lint, then all tests in two processes; ARGS="-k scheduler", WORKERS=4
 	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)

@@ -24,7 +24,7 @@ TOPOLOGIES = ("v5e:2x2", "v6e:2x1", "v5p:1x1x1", "tpu7x:1x1x1", "h100", "h200", 
 KERNELS = ("v5e:2x2", "v6e:2x1", "v5p:1x1x1", "tpu7x:1x1x1", "h100", "h200")
 """Chips that have a kernel of their own; b200 takes the XLA path."""
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]  # a chip takes minutes: make test-chips
 
 
 @functools.cache
