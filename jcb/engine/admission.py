@@ -204,7 +204,8 @@ def _check_stop(stop: Sequence[str]) -> None:
 
 
 def _check_bad_words(params: SamplingParams) -> None:
-    if isinstance(params.bad_words, str) or len(params.bad_words) > MAX_BAD_WORDS:
+    words = params.bad_words
+    if not isinstance(words, Sequence) or isinstance(words, str) or len(words) > MAX_BAD_WORDS:
         raise _invalid("bad_words", f"must be a list of at most {MAX_BAD_WORDS} strings")
     for word in params.bad_words:
         if not isinstance(word, str) or not 0 < len(word) <= MAX_STOP_STRING_CHARS:
