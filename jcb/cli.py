@@ -187,7 +187,7 @@ class Chat(SamplingOptions, EngineOptions):
 class Aot(EngineOptions):
     """Compile every program for a chip that is not here: what it needs, whether it fits, how far from the floor."""
 
-    topology: Annotated[str, arg(help="v5e:2x2, v6e:2x4, v5p:2x2x1, tpu7x:2x2x1, h100, h200:8, b200", metavar="CHIPS")]
+    topology: Annotated[str, arg(help="v5e:2x2, v6e:2x4, v5p:2x2x1, tpu7x:2x2x1, a100, h200:8, b200", metavar="CHIPS")]
     model: Annotated[
         str | None,
         _setting("model", 'a folder with a config.json, a GGUF file, or "preset:llama-3.1-8b"', metavar="PATH"),
@@ -202,7 +202,7 @@ class Aot(EngineOptions):
     def run(self) -> int:
         """Prints the report; status 1 when something would fail on the chip."""
         from jcb import terminal
-        from jcb.aot.chips import parse_topology
+        from jcb.chips import parse_topology
 
         topology = parse_topology(self.topology)
         return terminal.preflight(self.serve_config(), topology, only=self.only, as_json=self.json)

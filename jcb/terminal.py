@@ -14,7 +14,7 @@ from jcb.config import ServeConfig
 from jcb.types import FinishReason, RequestError, SamplingParams
 
 if TYPE_CHECKING:
-    from jcb.aot.chips import Topology
+    from jcb.chips import Topology
     from jcb.engine.build import Engine
 
 ProgressCallback = Callable[[str, int, int], None]

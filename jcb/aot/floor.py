@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jcb.aot.chips import Chip
+from jcb.chips import Chip
 from jcb.config import Limits, ModelConfig
 from jcb.models import llama
 from jcb.models.params import nbytes
 from jcb.sharding import Placement
-from jcb.steps.inputs import StepShape
+from jcb.steps.shapes import StepShape
 from pallas_kernels.layout import KVLayout
 
 

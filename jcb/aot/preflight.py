@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jcb import config_file
-from jcb.aot.chips import Chip, Topology
 from jcb.aot.protocol import Job, Plan, Row, decode
 from jcb.checkpoint.reader import open_checkpoint
+from jcb.chips import Chip, Topology
 from jcb.config import ModelConfig, ServeConfig
 from jcb.models.presets import PREFIX, preset
 from jcb.steps.compiler_options import set_libtpu_args

@@ -18,16 +18,17 @@ import jax
 from jax.experimental import topologies
 
 from jcb.aot import traffic
-from jcb.aot.chips import Topology, gpu_target_config, parse_topology
 from jcb.aot.floor import live_share, step_floor
+from jcb.aot.gpu_target import gpu_target_config
 from jcb.aot.protocol import Job, Plan, Row, encode
+from jcb.chips import Topology, parse_topology
 from jcb.config import Limits, ModelConfig, ServeConfig
 from jcb.config_file import loads
 from jcb.engine.memory import Device
 from jcb.engine.resolve import layout_of, limits_of, plan_memory, resolve
 from jcb.sharding import Placement, tensor_parallel
-from jcb.steps.inputs import StepShape
 from jcb.steps.registry import Program, Registry, compile_threads, name_of
+from jcb.steps.shapes import StepShape
 from jcb.steps.step import StepStatics
 
 _ERROR_LENGTH = 600

@@ -6,7 +6,6 @@ their bits. One array means one transfer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import flax.struct
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jcb.models.llama import Batch
+from jcb.steps.shapes import StepShape
 from jcb.types import ScheduledRow, StepPlan
 
 HEADER = 8
@@ -29,19 +29,9 @@ _LEAST_REPETITION = 1e-6  # smaller ones rank no token differently, but logits o
 SAMPLES, USES_BIAS, USES_PENALTIES, SUPPRESSES_STOP, WANTS_PROMPT_LOGPROBS, USES_MASK = (1 << bit for bit in range(6))
 
 
-@dataclass(frozen=True)
-class StepShape:
-    """The static shape of a step program: T tokens in R rows; a decode step has one token a row."""
-
-    num_tokens: int
-    num_rows: int
-    pages_per_seq: int
-    decode: bool
-
-    @property
-    def packed_size(self) -> int:
-        """Length of the packed array."""
-        return HEADER + self.num_rows * (_WIDTH + self.pages_per_seq) + self.num_tokens
+def packed_size(shape: StepShape) -> int:
+    """Length of the packed array of a step of `shape`."""
+    return HEADER + shape.num_rows * (_WIDTH + shape.pages_per_seq) + shape.num_tokens
 
 
 @flax.struct.dataclass
@@ -70,14 +60,14 @@ class Rows:
 
 
 def pack(plan: StepPlan, shape: StepShape, num_slots: int) -> np.ndarray:
-    """`plan` as i32[shape.packed_size]; a fresh array every time, since the device may read it in place.
+    """`plan` as i32[packed_size(shape)]; a fresh array every time, since the device may read it in place.
 
     Raises ValueError where the plan does not fit the shape or an id is out of range.
     """
     rows = plan.rows
     if len(rows) > shape.num_rows or plan.num_tokens > shape.num_tokens:
         raise ValueError(f"{len(rows)} rows with {plan.num_tokens} tokens do not fit {shape}")
-    packed = np.zeros(shape.packed_size, np.int32)
+    packed = np.zeros(packed_size(shape), np.int32)
     packed[0] = len(rows)
     records, table, tokens = _views(packed, shape)
     records[:, 0] = num_slots

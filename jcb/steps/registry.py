@@ -1,11 +1,10 @@
 """Every program that may ever run, named in one place; warm-up compiles exactly these.
 
-A step program is (prefill or decode, tokens, rows). Ladders end at the configured budget, so every legal plan fits.
+A step program is (prefill or decode, tokens, rows), see `jcb.steps.shapes`.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import threading
 import time
@@ -26,32 +25,12 @@ from jcb.models.params import abstract, partition_specs
 from jcb.sharding import Placement
 from jcb.steps import mask, slot
 from jcb.steps.compiler_options import COMPILER_OPTIONS
-from jcb.steps.inputs import StepShape
+from jcb.steps.inputs import packed_size
+from jcb.steps.shapes import Shapes, StepShape
 from jcb.steps.state import DeviceState, init_state, state_specs
 from jcb.steps.step import StepStatics, decode_step, prefill_step
-from jcb.types import StepPlan
 
-SMALLEST_ROWS = 2
-"""One-row programs are never built: on CPU a matmul of one row is slower than of two."""
-
-SMALLEST_TOKENS = 16
 _COMPILE_STACK_BYTES = 64 << 20  # lowering deep programs overflows the usual 8 MiB
-
-
-def row_ladder(top: int) -> tuple[int, ...]:
-    """Row buckets of decode programs: 2, 8, 16, 32 … and `top` itself."""
-    steps = [SMALLEST_ROWS] + [8 << i for i in range(32)]
-    return (*[rows for rows in steps if rows < top], max(top, SMALLEST_ROWS))
-
-
-def mixed_row_ladder(top: int) -> tuple[int, ...]:
-    """Row buckets of prefill programs: every other power of two, since each multiplies the token buckets."""
-    return (*[8 << 2 * i for i in range(16) if 8 << 2 * i < top], max(top, SMALLEST_ROWS))
-
-
-def token_ladder(top: int) -> tuple[int, ...]:
-    """Token buckets of prefill programs: powers of two from 16, and `top` itself."""
-    return (*[SMALLEST_TOKENS << i for i in range(24) if SMALLEST_TOKENS << i < top], top)
 
 
 @dataclass(frozen=True)
@@ -64,39 +43,6 @@ class Program:
     argument_bytes: int
     alias_bytes: int
     temp_bytes: int
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """The closed set of step shapes, and the one each plan uses."""
-
-    decode: tuple[StepShape, ...]
-    prefill: tuple[StepShape, ...]
-
-    @staticmethod
-    def make(scheduler: SchedulerConfig, limits: Limits) -> Shapes:
-        """Shapes for every plan that `scheduler` can make."""
-        width = limits.pages_per_seq
-        decode = tuple(StepShape(r, r, width, True) for r in row_ladder(scheduler.max_num_seqs))
-        prefill = tuple(
-            StepShape(tokens, rows, width, False)
-            for rows in mixed_row_ladder(scheduler.max_num_seqs)
-            for tokens in token_ladder(max(scheduler.max_num_batched_tokens, SMALLEST_ROWS))
-            if tokens >= min(rows, scheduler.max_num_batched_tokens)
-        )
-        return Shapes(decode, prefill)
-
-    def choose(self, plan: StepPlan) -> StepShape:
-        """The smallest shape that holds `plan`. Raises LookupError when none does."""
-        rows, tokens = len(plan.rows), plan.num_tokens
-        if tokens == rows and not any(row.wants_prompt_logprobs for row in plan.rows):
-            index = bisect.bisect_left(self.decode, rows, key=lambda shape: shape.num_rows)
-            if index < len(self.decode):
-                return self.decode[index]
-        for shape in self.prefill:
-            if shape.num_rows >= rows and shape.num_tokens >= tokens:
-                return shape
-        raise LookupError(f"no program holds {rows} rows with {tokens} tokens")
 
 
 class Registry:
@@ -187,7 +133,7 @@ class Registry:
         outputs = (self._state_specs, whole) if shape.decode else (self._state_specs, whole, whole)
         split: Any = self._placement.wrap(function, (self._param_specs, self._state_specs, whole), outputs)
         split.__name__ = "decode_step" if shape.decode else "prefill_step"
-        return jax.jit(split, donate_argnums=1).lower(self._params, self._state, self._packed(shape.packed_size))
+        return jax.jit(split, donate_argnums=1).lower(self._params, self._state, self._packed(packed_size(shape)))
 
     def _lower_slot(self) -> Any:
         return self._lower_load(slot.load_slot, slot.packed_size(self._limits.vocab_size, self._limits.max_model_len))
@@ -216,9 +162,7 @@ def compile_threads(count: int) -> Generator[ThreadPoolExecutor]:
 
 def name_of(key: Any) -> str:
     """A readable name of a registry key, such as "prefill 512 x 64"."""
-    if isinstance(key, StepShape):
-        return f"decode {key.num_rows}" if key.decode else f"prefill {key.num_tokens} x {key.num_rows}"
-    return str(key)
+    return key.name if isinstance(key, StepShape) else str(key)
 
 
 def _compile(key: Any, lower: Callable[[], Any], options: dict[str, Any] | None) -> Program:

@@ -16,7 +16,8 @@ from jcb.config import ModelConfig
 from jcb.models import llama
 from jcb.sharding import Placement, local_model
 from jcb.steps import outputs, sampling
-from jcb.steps.inputs import SAMPLES, WANTS_PROMPT_LOGPROBS, Rows, StepShape, unpack
+from jcb.steps.inputs import SAMPLES, WANTS_PROMPT_LOGPROBS, Rows, unpack
+from jcb.steps.shapes import StepShape
 from jcb.steps.state import DeviceState
 from pallas_kernels.layout import KVLayout
 

@@ -17,8 +17,8 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jcb.aot import traffic
-from jcb.aot.chips import Topology, parse_topology
 from jcb.aot.worker import Preflight, devices_of
+from jcb.chips import Topology, parse_topology
 from jcb.config import CacheConfig, MeshConfig, SchedulerConfig, ServeConfig
 from jcb.models.presets import PRESETS
 from jcb.steps.registry import compile_threads, name_of

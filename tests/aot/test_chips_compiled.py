@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from jcb.aot.chips import parse_topology
 from jcb.aot.preflight import environment
+from jcb.chips import parse_topology
 from jcb.models.presets import PRESETS
 from pallas_kernels.kv_write import cases as write_cases
 from pallas_kernels.paged_attention import cases as attention_cases

@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from jcb.aot.chips import CHIPS
 from jcb.aot.floor import live_share, step_floor
+from jcb.chips import CHIPS
 from jcb.config import Limits
 from jcb.models.presets import PRESETS
 from jcb.sharding import Placement
-from jcb.steps.inputs import StepShape
+from jcb.steps.shapes import StepShape
 from pallas_kernels.layout import KVLayout
 
 LLAMA = PRESETS["llama-3.1-8b"]

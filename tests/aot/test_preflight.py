@@ -9,9 +9,9 @@ from rich.console import Console
 
 from jcb import cli
 from jcb.aot import preflight, table
-from jcb.aot.chips import CHIPS, parse_topology
 from jcb.aot.protocol import Plan, Row, decode, encode
 from jcb.checkpoint.errors import ModelLoadError
+from jcb.chips import CHIPS, parse_topology
 from jcb.config import ServeConfig
 from jcb.models.presets import PRESETS
 from tests.checkpoint.tiny_model import write_tiny_gguf, write_tiny_hf

@@ -8,6 +8,7 @@ import pytest
 from jcb.steps import inputs, slot
 from jcb.steps.inputs import ROW_FIELDS, SAMPLES, SUPPRESSES_STOP, USES_BIAS, USES_PENALTIES, Rows
 from jcb.steps.sampling import sample
+from jcb.steps.shapes import StepShape
 from jcb.steps.state import init_state
 from jcb.types import Request, RowKind, SamplingParams, ScheduledRow, Sequence, StepPlan
 from pallas_kernels.layout import KVLayout
@@ -186,7 +187,7 @@ def test_the_smallest_repetition_penalty_does_not_overflow():
     """Logits divided by it would be infinite, and a draw among infinities takes token 0."""
     request = Request(request_id="r", prompt_token_ids=(5,), params=SamplingParams(repetition_penalty=1e-44))
     row = ScheduledRow(Sequence(request, slot=0), 0, 0, 1, RowKind.NEW, True, (5,), (1,), 0, -1)
-    shape = inputs.StepShape(2, 2, 1, True)
+    shape = StepShape(2, 2, 1, True)
     _, packed = inputs.unpack(inputs.pack(StepPlan(1, (row,)), shape, 2), shape, jnp.zeros(2, jnp.int32))
     assert jnp.isfinite(100.0 / packed.repetition[0])
 

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jcb.aot.chips import parse_topology
 from jcb.aot.worker import devices_of
+from jcb.chips import parse_topology
 from pallas_kernels.layout import KVLayout
 from pallas_kernels.paged_attention import paged_attention
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from jcb.aot.chips import parse_topology
 from jcb.aot.preflight import environment
+from jcb.chips import parse_topology
 
 
 @pytest.mark.timeout(600)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jcb.config import Limits, SchedulerConfig
-from jcb.steps.registry import Shapes, mixed_row_ladder, row_ladder, token_ladder
+from jcb.steps.shapes import Shapes, mixed_row_ladder, row_ladder, token_ladder
 from jcb.types import Request, RowKind, SamplingParams, ScheduledRow, Sequence, StepPlan
 
 LIMITS = Limits(page_size=16, num_pages=100, max_model_len=1024, vocab_size=300)

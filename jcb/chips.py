@@ -1,8 +1,7 @@
 """What is known of each chip, as data, and the names of topologies.
 
-A device is what JAX calls one: a chip, but one of the two cores of a tpu7x chip. Sources: bandwidth and peak of TPUs as
-`pltpu.get_tpu_info` and Google's system pages state them, memory as the TPU compiler itself allots it; NVIDIA's data
-sheets and XLA's device specifications for GPUs.
+Host half. A device is what JAX calls one: a chip, but one of the two cores of a tpu7x chip. Each figure's source is in
+the entry's `source`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One kind of device. memory: bytes a program can use; bandwidth: bytes/s of it; flops: peak of bfloat16 a second.
+    """One kind of device. memory: bytes a program can use; bandwidth: bytes/s of it; flops: peak of `dtype` a second.
 
     dims: numbers that its topologies have ("2x2" has two; 0 for GPUs, which count devices). cores: devices a chip.
-    target: fields of XLA's description of a GPU that differ from those in `GPU_TARGET`.
+    dtype: what a model computes in by default. link: name in `jcb.simulate.links` of what joins it to its like; "" for
+    none. target: fields of XLA's description of a GPU that differ from those in `jcb.aot.gpu_target`.
     """
 
     name: str
@@ -29,53 +29,45 @@ class Chip:
     memory: int
     bandwidth: float
     flops: float
+    source: str
+    dtype: str = "bfloat16"
+    link: str = ""
     dims: int = 0
     cores: int = 1
     accelerator_type: str = ""
     target: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
-GPU_TARGET: dict[str, Any] = {
-    "threads_per_block_limit": 1024,
-    "threads_per_warp": 32,
-    "shared_memory_per_block": 49_152,
-    "shared_memory_per_core": 233_472,
-    "shared_memory_per_block_optin": 232_448,
-    "threads_per_core_limit": 2048,
-    "fpus_per_core": 128,
-    "block_dim_limit_x": 2_147_483_647,
-    "block_dim_limit_y": 65_535,
-    "block_dim_limit_z": 65_535,
-    "thread_dim_limit_x": 1024,
-    "thread_dim_limit_y": 1024,
-    "thread_dim_limit_z": 64,
-    "registers_per_core_limit": 65_536,
-    "registers_per_block_limit": 65_536,
-    "device_vendor": "NVIDIA Corporation",
-    "device_address_bits": 64,
-}
-"""What Hopper and Blackwell data-centre GPUs have in common, in the words of XLA's GpuDeviceInfoProto."""
-
+_AMPERE = {"capability": (8, 0), "core_count": 108, "l2_cache_size": 41_943_040, "clock_rate_ghz": 1.41}
 _HOPPER = {"capability": (9, 0), "core_count": 132, "l2_cache_size": 52_428_800, "clock_rate_ghz": 1.98}
 _BLACKWELL = {"capability": (10, 0), "core_count": 148, "l2_cache_size": 132_644_864, "clock_rate_ghz": 1.965}
+
+_TPU = "bandwidth and peak: pltpu.get_tpu_info and Google's system pages; memory: what the TPU compiler allots"
+_GPU = "NVIDIA's data sheet; memory: XLA's device specification"
 
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (
         Chip(name="v5e", title="TPU v5e", platform="tpu", memory=int(15.75 * _GIB), bandwidth=0.82e12, flops=197e12,
-             dims=2, accelerator_type="v5litepod-4"),
+             dims=2, accelerator_type="v5litepod-4", link="ici-v5e", source=_TPU),
         Chip(name="v6e", title="TPU v6e", platform="tpu", memory=int(31.24 * _GIB), bandwidth=1.64e12, flops=918e12,
-             dims=2, accelerator_type="v6e-4"),
+             dims=2, accelerator_type="v6e-4", link="ici-v6e", source=_TPU),
         Chip(name="v5p", title="TPU v5p", platform="tpu", memory=int(95.73 * _GIB), bandwidth=2.46e12, flops=459e12,
-             dims=3, accelerator_type="v5p-8"),
+             dims=3, accelerator_type="v5p-8", link="ici-v5p", source=_TPU),
         Chip(name="tpu7x", title="TPU v7x (one core)", platform="tpu", memory=int(94.74 * _GIB), bandwidth=3.7e12,
-             flops=1155e12, dims=3, cores=2, accelerator_type="tpu7x-8"),
+             flops=1155e12, dims=3, cores=2, accelerator_type="tpu7x-8", link="ici-tpu7x", source=_TPU),
+        Chip(name="a100", title="NVIDIA A100-SXM4-80GB", platform="gpu", memory=84_974_239_744,
+             bandwidth=2.039e12, flops=312e12, target=_AMPERE, link="nvlink3", source=_GPU),
         Chip(name="h100", title="NVIDIA H100 80GB HBM3", platform="gpu", memory=84_942_979_072,
-             bandwidth=3.35e12, flops=989e12, target=_HOPPER),
+             bandwidth=3.35e12, flops=989e12, target=_HOPPER, link="nvlink4", source=_GPU),
         Chip(name="h200", title="NVIDIA H200 141GB HBM3e", platform="gpu", memory=151_397_597_184,
-             bandwidth=4.8e12, flops=989e12, target=_HOPPER),
+             bandwidth=4.8e12, flops=989e12, target=_HOPPER, link="nvlink4", source=_GPU),
         Chip(name="b200", title="NVIDIA B200", platform="gpu", memory=191_514_411_008,
-             bandwidth=7.67e12, flops=2250e12, target=_BLACKWELL),
+             bandwidth=7.67e12, flops=2250e12, target=_BLACKWELL, link="nvlink5", source=_GPU),
+        Chip(name="cpu", title="two cores of an AMD EPYC with AVX2, a virtual machine", platform="cpu",
+             memory=24 * _GIB, bandwidth=15.7e9, flops=131e9, dtype="float32",
+             source="measured: numpy reads 9.2 GB/s and multiplies 65.6 GFLOP/s of float32 on one core; two cores read "
+                    "15.7 GB/s; `jcb simulate --calibrate` fits the machine at hand"),
     )
 }  # fmt: skip
 
@@ -103,8 +95,9 @@ def parse_topology(text: str) -> Topology:
     Raises ValueError that says what is known.
     """
     name, colon, rest = text.strip().lower().partition(":")
-    if name not in CHIPS:
-        raise ValueError(f"topology {text!r}: no chip {name!r} is known, only {', '.join(CHIPS)}")
+    known = [chip.name for chip in CHIPS.values() if chip.platform != "cpu"]
+    if name not in known:
+        raise ValueError(f"topology {text!r}: no chip {name!r} is known, only {', '.join(known)}")
     chip = CHIPS[name]
     dims = chip.dims or 1
     if not colon:
@@ -115,17 +108,8 @@ def parse_topology(text: str) -> Topology:
     return Topology(chip, tuple(int(size) for size in rest.split("x")))
 
 
-def gpu_target_config(chip: Chip) -> str:
-    """XLA's GpuTargetConfigProto in text form: all that its GPU compiler asks of a device."""
-    major, minor = chip.target["capability"]
-    info = GPU_TARGET | {key: value for key, value in chip.target.items() if key != "capability"}
-    info |= {"name": chip.title, "memory_bandwidth": int(chip.bandwidth), "device_memory_size": chip.memory}
-    lines = [f'  {key}: "{value}"' if isinstance(value, str) else f"  {key}: {value}" for key, value in info.items()]
-    lines.append(
-        f"  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: ACCELERATED_FEATURES }}"
-    )
-    body = "\n".join(lines)
-    return (
-        f'gpu_device_info {{\n{body}\n}}\nplatform_name: "CUDA"\n'
-        f'dnn_version_info {{ major: 9 minor: 10 patch: 0 }}\ndevice_description_str: "{chip.title}"\n'
-    )
+def chip_named(name: str) -> Chip:
+    """The chip called `name`. Raises ValueError that lists those known."""
+    if name.lower() not in CHIPS:
+        raise ValueError(f"no chip {name!r} is known, only {', '.join(CHIPS)}")
+    return CHIPS[name.lower()]

@@ -1,0 +1,92 @@
+"""The closed set of step shapes, and the one that each plan uses.
+
+Host half, unlike its neighbours: plain Python, so that the simulator and the planner count the very padding that the
+device computes. Ladders end at the configured budget, so every legal plan fits.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from functools import cached_property
+
+from jcb.config import Limits, SchedulerConfig
+from jcb.types import StepPlan
+
+SMALLEST_ROWS = 2
+"""One-row programs are never built: on CPU a matmul of one row is slower than of two."""
+
+SMALLEST_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The static shape of a step program: T tokens in R rows; a decode step has one token a row."""
+
+    num_tokens: int
+    num_rows: int
+    pages_per_seq: int
+    decode: bool
+
+    @property
+    def name(self) -> str:
+        """Such as "prefill 512 x 64"."""
+        return f"decode {self.num_rows}" if self.decode else f"prefill {self.num_tokens} x {self.num_rows}"
+
+
+def row_ladder(top: int) -> tuple[int, ...]:
+    """Row buckets of decode programs: 2, 8, 16, 32 … and `top` itself."""
+    steps = [SMALLEST_ROWS] + [8 << i for i in range(32)]
+    return (*[rows for rows in steps if rows < top], max(top, SMALLEST_ROWS))
+
+
+def mixed_row_ladder(top: int) -> tuple[int, ...]:
+    """Row buckets of prefill programs: every other power of two, since each multiplies the token buckets."""
+    return (*[8 << 2 * i for i in range(16) if 8 << 2 * i < top], max(top, SMALLEST_ROWS))
+
+
+def token_ladder(top: int) -> tuple[int, ...]:
+    """Token buckets of prefill programs: powers of two from 16, and `top` itself."""
+    return (*[SMALLEST_TOKENS << i for i in range(24) if SMALLEST_TOKENS << i < top], top)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Every step shape of an engine."""
+
+    decode: tuple[StepShape, ...]
+    prefill: tuple[StepShape, ...]
+
+    @staticmethod
+    def make(scheduler: SchedulerConfig, limits: Limits) -> Shapes:
+        """Shapes for every plan that `scheduler` can make."""
+        width = limits.pages_per_seq
+        decode = tuple(StepShape(r, r, width, True) for r in row_ladder(scheduler.max_num_seqs))
+        prefill = tuple(
+            StepShape(tokens, rows, width, False)
+            for rows in mixed_row_ladder(scheduler.max_num_seqs)
+            for tokens in token_ladder(max(scheduler.max_num_batched_tokens, SMALLEST_ROWS))
+            if tokens >= min(rows, scheduler.max_num_batched_tokens)
+        )
+        return Shapes(decode, prefill)
+
+    @cached_property
+    def _decode_rows(self) -> tuple[int, ...]:
+        return tuple(shape.num_rows for shape in self.decode)
+
+    def choose(self, plan: StepPlan) -> StepShape:
+        """The smallest shape that holds `plan`. Raises LookupError when none does."""
+        rows, tokens = len(plan.rows), plan.num_tokens
+        only_decodes = tokens == rows and not any(row.wants_prompt_logprobs for row in plan.rows)
+        return self.fit(tokens, rows, only_decodes=only_decodes)
+
+    def fit(self, tokens: int, rows: int, *, only_decodes: bool) -> StepShape:
+        """The smallest shape for so many tokens in so many rows. Raises LookupError when there is none."""
+        if only_decodes:
+            index = bisect.bisect_left(self._decode_rows, rows)
+            if index < len(self.decode):
+                return self.decode[index]
+        for shape in self.prefill:
+            if shape.num_rows >= rows and shape.num_tokens >= tokens:
+                return shape
+        raise LookupError(f"no program holds {rows} rows with {tokens} tokens")
