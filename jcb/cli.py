@@ -6,7 +6,6 @@ order of strength: its default, the TOML file of `--config`, `--set`, its own fl
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -18,75 +17,10 @@ import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from jcb import __version__, config_file
-from jcb.config import Dtype, SchedulingPolicy, ServeConfig
+from jcb.cli_bench import BENCHES
+from jcb.cli_options import EngineOptions, setting
 
 _DESCRIPTION = "Serve language models with continuous batching, on CPUs, NVIDIA GPUs and TPUs."
-
-_SETTINGS = {field.path.rpartition(".")[2]: field for field in config_file.fields().values()}
-
-
-def _setting(name: str, text: str, shown: str = "", metavar: str | None = None) -> Any:
-    """Help of a flag that stands for one setting of ServeConfig, with that setting's default."""
-    default = shown or _SETTINGS[name].default
-    return arg(help=text, help_behavior_hint=f"(default: {default})", metavar=metavar)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """Settings of the engine. Those without a flag are reached by --set; `jcb serve --print-config` lists all."""
-
-    config: Annotated[
-        Path | None, arg(help="TOML file of settings, see configs/", metavar="FILE", help_behavior_hint="")
-    ] = None
-    set: Annotated[
-        tuple[str, ...], UseAppendAction, arg(help="one setting, as in --set cache.page_size=32", metavar="KEY=VALUE")
-    ] = ()
-    model: Annotated[
-        str | None, _setting("model", 'a GGUF file, a Hugging Face folder, or "default"', metavar="PATH")
-    ] = None
-    dtype: Annotated[Dtype | None, _setting("dtype", "what the model computes in")] = None
-    max_model_len: Annotated[
-        int | None, _setting("max_model_len", "most tokens of one sequence", "the model's own", metavar="INT")
-    ] = None
-    max_num_seqs: Annotated[int | None, _setting("max_num_seqs", "most sequences in one step", metavar="INT")] = None
-    max_num_batched_tokens: Annotated[
-        int | None, _setting("max_num_batched_tokens", "most tokens in one step", metavar="INT")
-    ] = None
-    kv_cache_memory: Annotated[
-        str | None, _setting("memory_gib", "memory for the KV cache: GiB, or like 512M", "planned", metavar="SIZE")
-    ] = None
-    seed: Annotated[int | None, _setting("seed", "makes requests without a seed repeatable", "none", metavar="INT")] = (
-        None
-    )
-    no_enable_prefix_caching: Annotated[
-        bool, FlagCreatePairsOff, arg(help="never reuse the pages of equal prefixes", help_behavior_hint="")
-    ] = False
-    scheduling_policy: Annotated[SchedulingPolicy | None, _setting("policy", "who runs first")] = None
-    chat_template: Annotated[
-        str | None, _setting("chat_template", "a Jinja file", "the model's own", metavar="FILE")
-    ] = None
-
-    def serve_config(self) -> ServeConfig:
-        """The configuration these options describe; ValueError names what is wrong."""
-        config = ServeConfig() if self.config is None else config_file.load(self.config)
-        return config_file.override(config, config_file.parse_settings(self.set) | self._flags())
-
-    def _flags(self) -> dict[str, object]:
-        """The flags that were given, by the full path of their setting."""
-        flags: dict[str, object] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is None or value is False:
-                continue
-            if field.name == "kv_cache_memory":
-                flags["cache.memory_gib"] = config_file.parse_gib(value)
-            elif field.name == "no_enable_prefix_caching":
-                flags["cache.enable_prefix_caching"] = False
-            elif field.name == "scheduling_policy":
-                flags["scheduler.policy"] = value
-            elif field.name in _SETTINGS:
-                flags[_SETTINGS[field.name].path] = value
-        return flags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,26 +45,26 @@ class SamplingOptions:
 class Serve(EngineOptions):
     """Serve a model over HTTP with OpenAI's API."""
 
-    host: Annotated[str | None, _setting("host", "address to listen on", metavar="ADDRESS")] = None
-    port: Annotated[int | None, _setting("port", "port to listen on; 0 is any free one", metavar="INT")] = None
+    host: Annotated[str | None, setting("host", "address to listen on", metavar="ADDRESS")] = None
+    port: Annotated[int | None, setting("port", "port to listen on; 0 is any free one", metavar="INT")] = None
     served_model_name: Annotated[
-        str | None, _setting("served_model_name", "name in the API", "the model's own", metavar="NAME")
+        str | None, setting("served_model_name", "name in the API", "the model's own", metavar="NAME")
     ] = None
     api_key_file: Annotated[
-        str | None, _setting("api_key_file", "file of API keys, one a line", "none", metavar="FILE")
+        str | None, setting("api_key_file", "file of API keys, one a line", "none", metavar="FILE")
     ] = None
     admin_key_file: Annotated[
-        str | None, _setting("admin_key_file", "file of keys for routes that change the server", "none", metavar="FILE")
+        str | None, setting("admin_key_file", "file of keys for routes that change the server", "none", metavar="FILE")
     ] = None
     cors_origins: Annotated[
         str | None,
-        _setting("cors_origins", "web origins that may read answers, commas between", "none", metavar="URLS"),
+        setting("cors_origins", "web origins that may read answers, commas between", "none", metavar="URLS"),
     ] = None
     otlp_endpoint: Annotated[
-        str | None, _setting("otlp_endpoint", "where traces of requests go, over HTTP", "none", metavar="URL")
+        str | None, setting("otlp_endpoint", "where traces of requests go, over HTTP", "none", metavar="URL")
     ] = None
     profile_folder: Annotated[
-        str | None, _setting("profile_folder", "where POST /start_profile writes", "no such route", metavar="FOLDER")
+        str | None, setting("profile_folder", "where POST /start_profile writes", "no such route", metavar="FOLDER")
     ] = None
     insecure: Annotated[
         bool, FlagCreatePairsOff, arg(help="listen beyond loopback without an API key", help_behavior_hint="")
@@ -190,7 +124,7 @@ class Aot(EngineOptions):
     topology: Annotated[str, arg(help="v5e:2x2, v6e:2x4, v5p:2x2x1, tpu7x:2x2x1, a100, h200:8, b200", metavar="CHIPS")]
     model: Annotated[
         str | None,
-        _setting("model", 'a folder with a config.json, a GGUF file, or "preset:llama-3.1-8b"', metavar="PATH"),
+        setting("model", 'a folder with a config.json, a GGUF file, or "preset:llama-3.1-8b"', metavar="PATH"),
     ] = None
     only: Annotated[
         tuple[str, ...],
@@ -237,37 +171,6 @@ class ExportTokenizer:
         print(f"wrote {self.folder}")
         return 0
 
-
-@dataclass(frozen=True, kw_only=True)
-class BenchKernels:
-    """Time the kernels on the device at hand: named shapes × implementations, against its measured roofline."""
-
-    case: Annotated[str, arg(help="shapes whose name contains this", metavar="TEXT", help_behavior_hint="")] = ""
-    implementation: Annotated[str, arg(help="xla, gpu, tpu or reference", help_behavior_hint="(default: all)")] = ""
-    dtype: Annotated[str, arg(help="of queries and cache", help_behavior_hint="(default: the device's own)")] = ""
-    repeat: Annotated[int, arg(help="measurements of each; their median counts")] = 5
-    tune: Annotated[
-        bool, FlagCreatePairsOff, arg(help="try every tile size and write tuned.json", help_behavior_hint="")
-    ] = False
-    output: Annotated[
-        Path | None, arg(help="file for JSON results, or for --tune's choices", metavar="FILE", help_behavior_hint="")
-    ] = None
-
-    def run(self) -> int:
-        """Prints a table."""
-        from jcb.bench import kernels
-
-        return kernels.run(
-            case=self.case,
-            implementation=self.implementation,
-            dtype=self.dtype,
-            repeat=self.repeat,
-            tune_blocks=self.tune,
-            output=self.output,
-        )
-
-
-BENCHES: dict[str, Any] = {"kernels": BenchKernels}
 
 COMMANDS: dict[str, Any] = {
     "serve": Serve,
