@@ -164,9 +164,11 @@ class EngineMetrics:
 
     info: Mapping[str, str] = field(default_factory=dict)  # block_size, num_gpu_blocks: for `cache_config_info`
     max_num_seqs: int = 0  # for batch_slot_occupancy; 0: unknown
+    step_size: int = 0  # tokens that the last step computed, padding included; 0: unknown
 
     def record_bucket(self, name: str, tokens: int, size: int) -> None:
         """Counts a step of `tokens` tokens that ran in a program for `size`."""
+        self.step_size = size
         self.bucket_hits.inc(label=name)
         self.bucket_tokens.inc(tokens, name)
         self.bucket_padding.inc(size - tokens, name)

@@ -52,6 +52,10 @@ class PagePool:
     def num_held(self) -> int:
         return self.num_pages - 1 - self.num_available
 
+    def kept(self) -> list[int]:
+        """Pages nobody holds that can still be found, the next to be reused first."""
+        return list(self._kept)
+
     def refs(self, page: int) -> int:
         """How many hold `page`."""
         return self._refs[page]

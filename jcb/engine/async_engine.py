@@ -10,13 +10,15 @@ import enum
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from jcb.config import SchedulerConfig
 from jcb.engine.admission import ModelInfo, make_requests, validate
 from jcb.engine.core import EngineCore
-from jcb.engine.loop import Abort, Add, EngineLoop, Outputs, engine_lost
+from jcb.engine.feed import StepFeed
+from jcb.engine.loop import Abort, Add, EngineLoop, Outputs, Turn, engine_lost
 from jcb.engine.output import OutputProcessor, RequestOutput
 from jcb.engine.stream import OutputStream
 from jcb.metrics import EngineMetrics
@@ -61,9 +63,10 @@ class AsyncEngine:
         self.core = core
         self.info = info
         self.metrics = metrics or EngineMetrics()
-        core.metrics = self.metrics
+        self.feed = StepFeed(self.metrics, core.scheduler.cached_pages, clock)
+        core.metrics = self.feed
         self._processor = OutputProcessor(tokenizer, metrics=self.metrics, clock=clock)
-        self._engine = EngineLoop(core, self._processor, self.metrics, self._deliver, clock=clock)
+        self._engine = EngineLoop(core, self._processor, self.metrics, self.feed, self._deliver, clock=clock)
         self._encode = partial(tokenizer.encode, add_special_tokens=False, parse_special=False)
         self._grammars = GrammarCompiler(vocab_of(tokenizer, info.vocab_size))
         self._rng: random.Random = random.SystemRandom() if seed is None else random.Random(seed)
@@ -158,6 +161,17 @@ class AsyncEngine:
                 self.metrics.admission_rejections.inc()
             raise
         return stream
+
+    async def turn(self, changes: Mapping[str, Any]) -> SchedulerConfig:
+        """Changes knobs between two steps, all or none; RequestError 400 for a value outside its bounds."""
+        self._check_open()
+        assert self._loop is not None
+        turned: asyncio.Future[SchedulerConfig] = self._loop.create_future()
+        self._engine.send(Turn(changes, turned))
+        config = await turned
+        if self._scheduler_config is not None:
+            self._scheduler_config = config
+        return config
 
     async def generate(
         self,

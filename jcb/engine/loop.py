@@ -11,10 +11,13 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from jcb.config import SchedulerConfig
 from jcb.engine.core import EngineCore
+from jcb.engine.feed import StepFeed
 from jcb.engine.output import OutputProcessor, RequestOutput
 from jcb.engine.stream import OutputStream
 from jcb.metrics import EngineMetrics
@@ -45,6 +48,17 @@ class Abort:
     error: RequestError | None = None
 
 
+@dataclass(slots=True)
+class Turn:
+    """Change knobs of the scheduler; `turned` gets its configuration from then on."""
+
+    changes: Mapping[str, Any]
+    turned: asyncio.Future[SchedulerConfig]
+
+
+Command = Add | Abort | Turn
+
+
 class EngineLoop:
     """Runs an EngineCore in a thread of its own.
 
@@ -57,6 +71,7 @@ class EngineLoop:
         core: EngineCore,
         processor: OutputProcessor,
         metrics: EngineMetrics,
+        feed: StepFeed,
         deliver: Callable[[Outputs], None],
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -64,16 +79,17 @@ class EngineLoop:
         self._core = core
         self._processor = processor
         self._metrics = metrics
+        self._feed = feed
         self._deliver = deliver
         self._clock = clock
-        self._inbox: list[Add | Abort] = []
+        self._inbox: list[Command] = []
         self._wake = threading.Condition()
         self._streams: dict[str, OutputStream] = {}  # by request id
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._busy = False
-        self._taken: list[Add | Abort] = []  # out of the inbox and not carried out yet
+        self._taken: list[Command] = []  # out of the inbox and not carried out yet
         self._is_checked = True  # since the last request
         self.num_in_inbox = 0  # requests, not commands
         self.last_progress = 0.0
@@ -102,10 +118,10 @@ class EngineLoop:
     def is_idle(self) -> bool:
         return not self._busy and not self._inbox
 
-    def send(self, command: Add | Abort) -> None:
-        """Puts a command into the inbox; RequestError 503 for an Add when the thread has died."""
+    def send(self, command: Command) -> None:
+        """Puts a command into the inbox; RequestError 503 for one with an answer when the thread has died."""
         with self._wake:
-            if self.error is not None and isinstance(command, Add):
+            if self.error is not None and not isinstance(command, Abort):
                 raise engine_lost()
             if self.is_idle:
                 self.last_progress = self._clock()
@@ -141,11 +157,14 @@ class EngineLoop:
                     self._core.scheduler.check_integrity()
                     self._is_checked = True
                 self._busy = self._core.has_work
-                self._metrics.record_stats(self._core.scheduler.stats())
+                stats = self._core.scheduler.stats()
+                self._metrics.record_stats(stats)
+                if not self._busy:
+                    self._feed.record_rest(stats)
         except BaseException as error:  # the thread's last act: nobody may hang
             self._die(error)
 
-    def _take_commands(self) -> list[Add | Abort] | None:
+    def _take_commands(self) -> list[Command] | None:
         with self._wake:
             while not self._inbox and not self._core.has_work and not self._stopping:
                 if not self._wake.wait(None if self._is_checked else IDLE_SECONDS):
@@ -159,10 +178,23 @@ class EngineLoop:
                 self._is_checked = False
             return commands
 
-    def _apply(self, command: Add | Abort) -> None:
+    def _apply(self, command: Command) -> None:
         if isinstance(command, Add):
             self._admit(command)
-            return
+        elif isinstance(command, Turn):
+            self._turn(command)
+        else:
+            self._end(command)
+
+    def _turn(self, command: Turn) -> None:
+        try:
+            config = self._core.scheduler.turn(command.changes)
+        except RequestError as error:
+            self._call(_settle, command.turned, error)
+        else:
+            self._call(_settle, command.turned, None, config)
+
+    def _end(self, command: Abort) -> None:
         ids = list(self._streams) if command.request_ids is None else command.request_ids
         ended: Outputs = []
         for request_id in ids:
@@ -231,8 +263,9 @@ class EngineLoop:
             commands, self._inbox = self._taken + self._inbox, []
         lost = engine_lost()
         for command in commands:
-            if isinstance(command, Add):
-                self._call(_settle, command.admitted, lost)
+            if not isinstance(command, Abort):
+                future = command.admitted if isinstance(command, Add) else command.turned
+                self._call(_settle, future, lost)
         self._post(
             [
                 (stream, RequestOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=lost))
@@ -242,11 +275,11 @@ class EngineLoop:
         self._streams.clear()
 
 
-def _settle(future: asyncio.Future[None], error: RequestError | None) -> None:
+def _settle(future: asyncio.Future[Any], error: RequestError | None, result: Any = None) -> None:
     if future.done():
         return
     if error is None:
-        future.set_result(None)
+        future.set_result(result)
     else:
         future.set_exception(error)
 

@@ -99,6 +99,10 @@ class PageLedger:
             self._cache.clear()
         self._pool.reset()
 
+    def cached(self) -> list[int]:
+        """Pages that nobody holds but the prefix cache can find."""
+        return self._pool.kept()
+
     def stats(self) -> dict[str, int]:
         return {
             "pages_total": self._pool.num_pages - 1,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 
 from jcb.scheduler.heap import KeyedHeap
-from jcb.scheduler.record import Record
+from jcb.scheduler.record import Order, Record
 from jcb.types import SequenceStatus
 
 _by_order = attrgetter("order")
@@ -42,10 +42,6 @@ class Roster:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def has_free_slot(self) -> bool:
-        return bool(self._slots)
 
     def running(self) -> tuple[Record, ...]:
         """Those that run, oldest first; a copy, so they may be moved while it is walked through."""
@@ -97,6 +93,14 @@ class Roster:
         record.status = SequenceStatus.FINISHED
         self._deadlines.discard(record.request_id)
         del self._live[record.request_id]
+
+    def reorder(self, order: Callable[[Record], Order]) -> None:
+        """Give every record its place by a new rule."""
+        for record in self._live.values():
+            record.order = order(record)
+            if record.status is SequenceStatus.WAITING:
+                self._waiting.push(record.request_id, record.order)
+        self._running.sort(key=_by_order)
 
     def _free_slot(self, record: Record) -> None:
         self._running.remove(record)

@@ -9,10 +9,12 @@ The oldest running sequence therefore always advances, and every admitted reques
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from operator import attrgetter
+from typing import Any
 
 from jcb.config import Limits, SchedulerConfig
-from jcb.scheduler import guided, policy, results
+from jcb.scheduler import guided, knobs, policy, results
 from jcb.scheduler.draft import Draft
 from jcb.scheduler.pages import PageLedger
 from jcb.scheduler.record import Record
@@ -41,10 +43,9 @@ class Scheduler:
     def __init__(
         self, config: SchedulerConfig, limits: Limits, *, enable_prefix_caching: bool, root: bytes | None = None
     ) -> None:
-        self._config = config
+        self.config = self._ceiling = config
         self._limits = limits
         self._reserves = config.admission != "paged"  # pages for the longest possible answer, at admission
-        self._chunk = min(config.max_prefill_chunk or config.max_num_batched_tokens, config.max_num_batched_tokens)
         self._spare_pages = limits.usable_pages // 100  # left free by admissions while others run, against thrashing
         self._pages = PageLedger(limits, enable_prefix_caching=enable_prefix_caching, root=root)
         self._roster = Roster(config.max_num_seqs)
@@ -53,6 +54,20 @@ class Scheduler:
         self._num_steps = 0
         self._num_added = 0
         self._num_preemptions = 0
+
+    def turn(self, changes: Mapping[str, Any]) -> SchedulerConfig:
+        """Change knobs between two steps, all or none; RequestError 400 for a value outside its bounds.
+
+        With fewer sequences allowed the youngest give up their slots in the next step and go on later.
+        """
+        self.config = config = knobs.turn(self.config, self._ceiling, changes)
+        self._roster.reorder(lambda record: policy.precedence(config, record.request, record.order[2]))
+        self._suspects.sort(key=attrgetter("order"))
+        return config
+
+    def knobs(self) -> dict[str, dict[str, Any]]:
+        """Each knob's value and what it may be; any thread may ask."""
+        return knobs.describe(self.config, self._ceiling)
 
     # ---- requests come and go
 
@@ -74,16 +89,16 @@ class Scheduler:
             raise RequestError("a request with this id is being served", param="request_id", code="duplicate_request")
         policy.check_can_ever_fit(request, self._limits)
         waiting, tokens = self._roster.num_waiting, self._roster.num_waiting_tokens
-        policy.check_queue(self._config, self._limits, request, waiting, tokens)
+        policy.check_queue(self.config, self._limits, request, waiting, tokens)
         self._num_added += 1
         record = Record(
             request,
-            order=policy.precedence(self._config, request, self._num_added),
+            order=policy.precedence(self.config, request, self._num_added),
             limit=policy.generation_limit(request, self._limits),
             stop_ids=policy.stop_ids(request),
         )
         guided.begin(record)
-        self._roster.enter(record, now + self._config.queue_timeout)
+        self._roster.enter(record, now + self.config.queue_timeout)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> SequenceOutput | None:
         """End a request now, whatever its state; None when it is unknown or has ended."""
@@ -94,7 +109,7 @@ class Scheduler:
         """End the requests that waited or ran too long."""
         outputs = []
         while (record := self._roster.first_due(now)) is not None:
-            error = results.timed_out(self._config, started=record.was_scheduled)
+            error = results.timed_out(self.config, started=record.was_scheduled)
             outputs.append(self._finish(record, FinishReason.ERROR, error))
         return outputs
 
@@ -102,10 +117,11 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step. Without rows there is nothing to run until a result comes in or a request does."""
-        draft = Draft(self._config.max_num_batched_tokens)
+        draft = Draft(self.config.max_num_batched_tokens)
         if self._suspects:
             self._plan_suspect(draft)
         else:
+            self._keep_to_slots(draft)
             self._force_preemption(draft)
             self._plan_running(draft)
             if not draft.preempted:
@@ -169,7 +185,8 @@ class Scheduler:
 
     def _plan_chunk(self, draft: Draft, record: Record) -> None:
         left = record.num_tokens - record.num_computed
-        q_len = min(left, self._chunk, draft.budget)
+        chunk = self.config.max_prefill_chunk or left
+        q_len = min(left, chunk, draft.budget)
         if q_len > 0:
             draft.keys.update(self._pages.keys_in_progress(record, q_len))
             self._plan_row(draft, record, q_len)
@@ -198,10 +215,10 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         """Let waiting requests in, in their order, while slots, budget and pages last."""
-        static = self._config.admission == "static"
+        static = self.config.admission == "static"
         if static and self._roster.num_running:
             return
-        while self._roster.has_free_slot and (draft.budget > 0 or static):
+        while self._has_free_slot and (draft.budget > 0 or static):
             record = self._roster.first_waiting()
             if record is None or record.num_pending or not self._start(record, draft):
                 return
@@ -228,7 +245,7 @@ class Scheduler:
 
     def _yields(self, record: Record, key: bytes, draft: Draft) -> bool:
         """Whether it waits, one step at most, because the next page of its prefix is being filled by another."""
-        if record.has_yielded or key not in draft.keys or self._config.admission == "static":
+        if record.has_yielded or key not in draft.keys or self.config.admission == "static":
             return False
         record.has_yielded = True
         return True
@@ -242,9 +259,18 @@ class Scheduler:
             self._preempt(draft, next(self._roster.youngest()))
         self._plan_chunk(draft, record)
 
+    @property
+    def _has_free_slot(self) -> bool:
+        return self._roster.num_running < self.config.max_num_seqs
+
+    def _keep_to_slots(self, draft: Draft) -> None:
+        """The youngest leave when fewer may run than do."""
+        while self._roster.num_running > self.config.max_num_seqs:
+            self._preempt(draft, next(self._roster.youngest()))
+
     def _force_preemption(self, draft: Draft) -> None:
         """`preempt_every`: the youngest that gained a token since it was admitted, so that all still end."""
-        every = self._config.preempt_every
+        every = self.config.preempt_every
         if every and self._num_steps % every == every - 1:
             for record in self._roster.youngest():
                 if record.num_generated > record.num_generated_before:
@@ -305,7 +331,7 @@ class Scheduler:
         if not record.was_scheduled:
             record.was_scheduled = True
             record.first_scheduled_time = now
-            self._roster.set_deadline(record, now + self._config.run_timeout)
+            self._roster.set_deadline(record, now + self.config.run_timeout)
 
     # ---- taking in results
 
@@ -383,6 +409,10 @@ class Scheduler:
             "preemptions": self._num_preemptions,
             **self._pages.stats(),
         }
+
+    def cached_pages(self) -> list[int]:
+        """Pages that only the prefix cache holds, the next to be evicted first."""
+        return self._pages.cached()
 
     def check_integrity(self) -> None:
         """Assert that slots, pages and queues agree with the records."""

@@ -127,6 +127,15 @@ class CoreMachine(RuleBasedStateMachine):
     def fail_once(self):
         self.flaky = True
 
+    @rule(data=st.data(), policy=st.sampled_from(["fcfs", "priority"]))
+    def turn(self, data, policy):
+        """Change every knob between two steps; no answer may change."""
+        scheduler, ceiling = self.bench.scheduler, self.bench.config
+        tokens = data.draw(st.integers(1, ceiling.max_num_batched_tokens))
+        seqs = data.draw(st.integers(1, min(tokens, ceiling.max_num_seqs)))
+        scheduler.turn({"max_num_batched_tokens": tokens, "max_num_seqs": seqs, "policy": policy})
+        scheduler.check_integrity()
+
     @rule(seconds=st.sampled_from([0.0, 20.0, -5.0]))
     def wait(self, seconds):
         self.bench.now += seconds
