@@ -92,6 +92,8 @@ class SchedulerConfig:
     preempt_every: force a preemption of the youngest sequence every so many steps (tests only; 0 is off).
     queue_timeout / run_timeout: seconds a request may wait / run. max_queued: most waiting requests; 0: auto.
     max_queued_tokens: most waiting prompt tokens; 0: 8 times what the pool holds.
+    decode_row_buckets, prefill_row_buckets, token_buckets: sizes that step programs are compiled for (rows of decode
+    steps, rows and tokens of the others), ascending; none makes the ladders of `jcb.steps.shapes`. See `jcb buckets`.
     """
 
     max_num_seqs: int = 64
@@ -105,6 +107,9 @@ class SchedulerConfig:
     run_timeout: float = 600.0
     max_queued: int = 0
     max_queued_tokens: int = 0
+    decode_row_buckets: tuple[int, ...] = ()
+    prefill_row_buckets: tuple[int, ...] = ()
+    token_buckets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -120,6 +125,19 @@ class SchedulerConfig:
         for name in ("queue_timeout", "run_timeout"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0 seconds")
+        self._check_buckets("decode_row_buckets", "max_num_seqs")
+        self._check_buckets("prefill_row_buckets", "max_num_seqs")
+        self._check_buckets("token_buckets", "max_num_batched_tokens")
+
+    def _check_buckets(self, name: str, limit: str) -> None:
+        """Every legal step must fit a bucket, and none may have one row (see `jcb.steps.shapes`)."""
+        sizes, top = getattr(self, name), max(getattr(self, limit), 2)
+        if not sizes:
+            return
+        if sizes[0] < 2 or any(a >= b for a, b in zip(sizes, sizes[1:], strict=False)):
+            raise ValueError(f"{name}={list(sizes)} must ascend from 2 or more")
+        if sizes[-1] < top:
+            raise ValueError(f"{name}={list(sizes)} must reach {limit}={getattr(self, limit)}: add {top}, or lower it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,12 +157,16 @@ class MeshConfig:
 class EngineConfig:
     """The step loop. overlap: plan step n + 1 while the device runs n. seed: None draws entropy for requests
     without a seed; a number makes them reproducible. implementation: which kernels, "auto" picks by device.
+    record: a file to which arrivals, plans and step times go, "" for none; without texts and token ids unless
+    record_token_ids is set.
     """
 
     overlap: bool = True
     seed: int | None = None
     implementation: str = "auto"
     compile_cache: str = "auto"  # "auto": ~/.cache/jcb/xla; "": off; else a folder
+    record: str = ""
+    record_token_ids: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +179,8 @@ class ServerConfig:
     body_seconds: how long a request may take to arrive; idle_seconds: how long a connection may wait for its next
     one; stall_seconds: how long one write may wait for a slow reader. profile_folder: where /start_profile writes;
     "" leaves it out. cors_origins: web origins that may read answers, with commas between; "*" is all. vllm_metrics:
-    every metric also under vLLM's name. otlp_endpoint: where traces go; "" traces nothing.
+    every metric also under vLLM's name. otlp_endpoint: where traces go; "" traces nothing. playground: the page at /
+    and what feeds it. live_knobs: whether admins may change the scheduler's limits there, up to what was compiled.
     """
 
     host: str = "127.0.0.1"
@@ -180,6 +203,8 @@ class ServerConfig:
     cors_origins: str = ""
     vllm_metrics: bool = True
     otlp_endpoint: str = ""
+    playground: bool = True
+    live_knobs: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

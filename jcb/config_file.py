@@ -20,6 +20,7 @@ from typing import Any
 
 from jcb.config import ServeConfig
 
+_SIZES = tuple[int, ...]
 _GIB = {"": 1.0, "K": 2.0**-20, "M": 2.0**-10, "G": 1.0, "T": 2.0**10}
 
 
@@ -178,6 +179,8 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 def _expected(annotation: Any) -> str:
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "none"}
     literal = typing.get_origin(annotation) is typing.Literal
+    if annotation == _SIZES:
+        return "a list of whole numbers"
     choices = typing.get_args(annotation) if literal else [words[option] for option in _options(annotation)]
     return ("one of " if literal else "") + (", " if literal else " or ").join(choices)
 
@@ -187,6 +190,9 @@ def _check(path: str, value: Any, annotation: Any) -> Any:
     if typing.get_origin(annotation) is typing.Literal:
         if value in typing.get_args(annotation):
             return value
+    elif annotation == _SIZES:
+        if isinstance(value, list | tuple) and all(type(item) is int for item in value):
+            return tuple(value)
     elif value is None and types.NoneType in _options(annotation):
         return None
     elif type(value) in _options(annotation) and not (isinstance(value, float) and math.isnan(value)):
@@ -205,6 +211,9 @@ def _parse(path: str, text: str, annotation: Any) -> Any:
         return None
     if bool in options and text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if annotation == _SIZES:
+        words = text.removeprefix("[").removesuffix("]").replace(",", " ").split()
+        return _check(path, [int(word) if word.isdecimal() else word for word in words], annotation)
     for option in (int, float):
         if option in options:
             try:

@@ -44,6 +44,11 @@ def test_a_file_changes_only_what_it_names(tmp_path):
         ("[scheduler]\nmax_num_seqs = '4'", "scheduler.max_num_seqs='4' must be a whole number"),
         ("[scheduler]\nmax_num_seqs = true", "scheduler.max_num_seqs=True must be a whole number"),
         ("[scheduler]\npolicy = 'fair'", "scheduler.policy='fair' must be one of fcfs, priority"),
+        ("[scheduler]\ntoken_buckets = 512", "scheduler.token_buckets=512 must be a list of whole numbers"),
+        ("[scheduler]\ntoken_buckets = [16, true]", "scheduler.token_buckets=[16, True] must be a list"),
+        ("[scheduler]\ntoken_buckets = [16, 256]", "token_buckets=[16, 256] must reach max_num_batched_tokens=512"),
+        ("[scheduler]\ndecode_row_buckets = [8, 8, 64]", "decode_row_buckets=[8, 8, 64] must ascend"),
+        ("[scheduler]\nprefill_row_buckets = [1, 64]", "prefill_row_buckets=[1, 64] must ascend from 2"),
         ("[cache]\nmemory_gib = nan", "cache.memory_gib=nan must be a number"),
         ("[cache]\npage_size = 24", "page_size=24 must be a power of two"),
         ("cache = 3", "cache=3 must be a section"),
@@ -77,6 +82,15 @@ def test_settings_are_read_as_the_type_of_their_field():
     assert config.model == "8"
 
 
+@pytest.mark.parametrize("text", ["16,48,512", "[16, 48, 512]", "16 48 512"])
+def test_a_list_is_written_with_commas_or_blanks(text):
+    config = config_file.override(ServeConfig(), config_file.parse_settings([f"token_buckets={text}"]))
+    assert config.scheduler.token_buckets == (16, 48, 512)
+    assert config_file.loads(config_file.dump(config)) == config
+    empty = config_file.parse_settings(["token_buckets="])
+    assert config_file.override(config, empty).scheduler.token_buckets == ()
+
+
 def test_none_is_written_as_none():
     config = ServeConfig(engine=EngineConfig(seed=3))
     assert config_file.override(config, config_file.parse_settings(["seed=none"])).engine.seed is None
@@ -88,6 +102,7 @@ def test_none_is_written_as_none():
         ("max_num_seq=3", "did you mean 'scheduler.max_num_seqs'"),
         ("cache.page_size=x", "cache.page_size='x' must be a whole number"),
         ("engine.overlap=maybe", "engine.overlap='maybe' must be true or false"),
+        ("token_buckets=16,many", "scheduler.token_buckets=[16, 'many'] must be a list of whole numbers"),
         ("engine.seed=1.5", "engine.seed='1.5' must be a whole number or none"),
         ("dtype=float64", "dtype='float64' must be one of auto, float32, bfloat16"),
         ("cache=3", "unknown setting 'cache'"),

@@ -1,7 +1,7 @@
 """The closed set of step shapes, and the one that each plan uses.
 
 Host half, unlike its neighbours: plain Python, so that the simulator and the planner count the very padding that the
-device computes. Ladders end at the configured budget, so every legal plan fits.
+device computes. Ladders reach the configured budget, so every legal plan fits.
 """
 
 from __future__ import annotations
@@ -59,14 +59,17 @@ class Shapes:
 
     @staticmethod
     def make(scheduler: SchedulerConfig, limits: Limits) -> Shapes:
-        """Shapes for every plan that `scheduler` can make."""
-        width = limits.pages_per_seq
-        decode = tuple(StepShape(r, r, width, True) for r in row_ladder(scheduler.max_num_seqs))
+        """Shapes for every plan that `scheduler` can make: of the buckets it names, else of the usual ladders."""
+        width, budget = limits.pages_per_seq, scheduler.max_num_batched_tokens
+        rows_alone = scheduler.decode_row_buckets or row_ladder(scheduler.max_num_seqs)
+        rows_mixed = scheduler.prefill_row_buckets or mixed_row_ladder(scheduler.max_num_seqs)
+        tokens_mixed = scheduler.token_buckets or token_ladder(max(budget, SMALLEST_ROWS))
+        decode = tuple(StepShape(rows, rows, width, True) for rows in rows_alone)
         prefill = tuple(
             StepShape(tokens, rows, width, False)
-            for rows in mixed_row_ladder(scheduler.max_num_seqs)
-            for tokens in token_ladder(max(scheduler.max_num_batched_tokens, SMALLEST_ROWS))
-            if tokens >= min(rows, scheduler.max_num_batched_tokens)
+            for rows in rows_mixed
+            for tokens in tokens_mixed
+            if scheduler.token_buckets or tokens >= min(rows, budget)
         )
         return Shapes(decode, prefill)
 

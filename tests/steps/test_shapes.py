@@ -57,3 +57,36 @@ def test_b011_chunk_larger_than_the_budget_always_finds_a_program():
     assert shapes.choose(plan(48)).num_tokens == 48
     with pytest.raises(LookupError, match="49 tokens"):
         shapes.choose(plan(49))
+
+
+def test_buckets_of_the_configuration_replace_the_ladders():
+    config = SchedulerConfig(
+        max_num_seqs=20, max_num_batched_tokens=100, decode_row_buckets=(5, 20), prefill_row_buckets=(24,),
+        token_buckets=(7, 30, 128),
+    )  # fmt: skip
+    shapes = Shapes.make(config, LIMITS)
+    assert [shape.num_rows for shape in shapes.decode] == [5, 20]
+    assert [(shape.num_tokens, shape.num_rows) for shape in shapes.prefill] == [(7, 24), (30, 24), (128, 24)]
+    assert (shapes.choose(plan(1, 1, 1, 1, 1, 1)).num_rows, shapes.choose(plan(6)).num_tokens) == (20, 7)
+    assert shapes.choose(plan(100)).num_tokens == 128
+
+
+@given(data=st.data())
+def test_every_legal_plan_fits_the_buckets_of_a_configuration(data):
+    seqs = data.draw(st.integers(1, 20))
+    budget = data.draw(st.integers(seqs, 80))
+
+    def ladder(top):
+        return tuple(sorted(data.draw(st.sets(st.integers(2, max(top, 2)), max_size=4)) | {max(top, 2)}))
+
+    config = SchedulerConfig(
+        max_num_seqs=seqs, max_num_batched_tokens=budget, decode_row_buckets=ladder(seqs),
+        prefill_row_buckets=ladder(seqs), token_buckets=ladder(budget),
+    )  # fmt: skip
+    shapes = Shapes.make(config, LIMITS)
+    rows = data.draw(st.integers(1, seqs))
+    tokens = data.draw(st.integers(rows, budget))
+    shape = shapes.fit(tokens, rows, only_decodes=tokens == rows)
+    assert shape.num_rows >= rows
+    assert shape.num_tokens >= tokens
+    assert shape.decode == (tokens == rows)
