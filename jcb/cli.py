@@ -66,6 +66,12 @@ class Serve(EngineOptions):
     profile_folder: Annotated[
         str | None, setting("profile_folder", "where POST /start_profile writes", "no such route", metavar="FOLDER")
     ] = None
+    record: Annotated[
+        str | None, setting("record", "file for arrivals, plans and step times, without texts", "none", metavar="FILE")
+    ] = None
+    record_token_ids: Annotated[
+        bool, FlagCreatePairsOff, arg(help="write token ids too, from which texts can be read", help_behavior_hint="")
+    ] = False
     insecure: Annotated[
         bool, FlagCreatePairsOff, arg(help="listen beyond loopback without an API key", help_behavior_hint="")
     ] = False

@@ -23,6 +23,8 @@ HOST_MODULES = (
     "jcb.cli",
     "jcb.terminal",
     "jcb.metrics",
+    "jcb.chips",
+    "jcb.recording",
     "jcb.cache.pool",
     "jcb.cache.prefix",
     "jcb.checkpoint.reader",
@@ -42,6 +44,7 @@ HOST_MODULES = (
     "jcb.engine.async_engine",
     "jcb.engine.llm",
     "jcb.simulate",
+    "jcb.steps.shapes",
     "jcb.server",
     "jcb.server.app",
 )

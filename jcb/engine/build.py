@@ -24,10 +24,12 @@ from jcb.engine.compile_cache import use_compile_cache
 from jcb.engine.core import EngineCore
 from jcb.engine.executor import DeviceExecutor
 from jcb.engine.memory import local_device
+from jcb.engine.record import start_recorder
 from jcb.engine.resolve import layout_of, limits_of, plan_memory, resolve
 from jcb.metrics import EngineMetrics
 from jcb.models import llama
 from jcb.models.presets import PREFIX
+from jcb.recording.recorder import RecordingFile
 from jcb.scheduler.scheduler import Scheduler
 from jcb.sharding import tensor_parallel
 from jcb.steps.compile_guard import CompileGuard
@@ -66,6 +68,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     if config.model.startswith(PREFIX):
         raise ValueError(f"model {config.model!r} is a shape without weights, for `jcb aot` only")
     set_libtpu_args(os.environ)
+    recording = RecordingFile(config.engine.record) if config.engine.record else None
     compile_cache = use_compile_cache(config.engine.compile_cache)
     checkpoint = open_checkpoint(default_model_path() if config.model == "default" else config.model)
     tokenizer = load_tokenizer(checkpoint)
@@ -87,8 +90,9 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     executor = DeviceExecutor(registry, params, limits, config.scheduler.max_num_seqs, guard, metrics)
     executor.warm_up()
     scheduler = Scheduler(config.scheduler, limits, enable_prefix_caching=config.cache.enable_prefix_caching)
+    recorder = None if recording is None else start_recorder(recording, config, model, device.platform, registry.shapes)
     return Engine(
-        core=EngineCore(scheduler, executor, overlap=config.engine.overlap, metrics=metrics),
+        core=EngineCore(scheduler, executor, overlap=config.engine.overlap, metrics=metrics, recorder=recorder),
         executor=executor,
         tokenizer=tokenizer,
         chat_template=load_chat_template(tokenizer, _template_source(config)),

@@ -188,7 +188,7 @@ class EngineLoop:
 
     def _turn(self, command: Turn) -> None:
         try:
-            config = self._core.scheduler.turn(command.changes)
+            config = self._core.turn(command.changes)
         except RequestError as error:
             self._call(_settle, command.turned, error)
         else:
