@@ -19,6 +19,7 @@ from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, UseAppendAct
 from jcb import __version__, config_file
 from jcb.cli_bench import BENCHES
 from jcb.cli_options import EngineOptions, setting
+from jcb.cli_plan import Buckets
 
 _DESCRIPTION = "Serve language models with continuous batching, on CPUs, NVIDIA GPUs and TPUs."
 
@@ -77,6 +78,14 @@ class Serve(EngineOptions):
     ] = False
     strict_fields: Annotated[
         bool, FlagCreatePairsOff, arg(help="refuse unknown fields in requests", help_behavior_hint="")
+    ] = False
+    no_playground: Annotated[
+        bool, FlagCreatePairsOff, arg(help="serve neither the page at / nor the events it shows", help_behavior_hint="")
+    ] = False
+    live_knobs: Annotated[
+        bool,
+        FlagCreatePairsOff,
+        arg(help="let admins change batch size, token budget and policy while it runs", help_behavior_hint=""),
     ] = False
     print_config: Annotated[
         bool, FlagCreatePairsOff, arg(help="print the whole configuration as TOML and end", help_behavior_hint="")
@@ -183,6 +192,7 @@ COMMANDS: dict[str, Any] = {
     "generate": Generate,
     "chat": Chat,
     "aot": Aot,
+    "buckets": Buckets,
     "doctor": Doctor,
     "export-tokenizer": ExportTokenizer,
 }

@@ -58,8 +58,15 @@ class EngineOptions:
 
     def serve_config(self) -> ServeConfig:
         """The configuration these options describe; ValueError names what is wrong."""
-        config = ServeConfig() if self.config is None else config_file.load(self.config)
-        return config_file.override(config, config_file.parse_settings(self.set) | self._flags())
+        return config_file.override(self.file_config(), self.settings())
+
+    def file_config(self) -> ServeConfig:
+        """What the file of --config says, or the defaults."""
+        return ServeConfig() if self.config is None else config_file.load(self.config)
+
+    def settings(self) -> dict[str, object]:
+        """What --set and the flags say, by full path; a flag wins."""
+        return config_file.parse_settings(self.set) | self._flags()
 
     def _flags(self) -> dict[str, object]:
         """The flags that were given, by the full path of their setting."""
@@ -72,6 +79,8 @@ class EngineOptions:
                 flags["cache.memory_gib"] = config_file.parse_gib(value)
             elif field.name == "no_enable_prefix_caching":
                 flags["cache.enable_prefix_caching"] = False
+            elif field.name == "no_playground":
+                flags["server.playground"] = False
             elif field.name == "scheduling_policy":
                 flags["scheduler.policy"] = value
             elif field.name in _SETTINGS:

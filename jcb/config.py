@@ -7,6 +7,7 @@ Bad values are a ValueError that names the value and the fix.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 from dataclasses import dataclass, field
@@ -134,7 +135,7 @@ class SchedulerConfig:
         sizes, top = getattr(self, name), max(getattr(self, limit), 2)
         if not sizes:
             return
-        if sizes[0] < 2 or any(a >= b for a, b in zip(sizes, sizes[1:], strict=False)):
+        if sizes[0] < 2 or any(a >= b for a, b in itertools.pairwise(sizes)):
             raise ValueError(f"{name}={list(sizes)} must ascend from 2 or more")
         if sizes[-1] < top:
             raise ValueError(f"{name}={list(sizes)} must reach {limit}={getattr(self, limit)}: add {top}, or lower it")

@@ -85,6 +85,8 @@ def test_every_flag_reaches_its_setting(capsys, tmp_path):
         "--no-enable-prefix-caching": ("cache.enable_prefix_caching", False),
         "--insecure": ("server.insecure", True),
         "--strict-fields": ("server.strict_fields", True),
+        "--no-playground": ("server.playground", False),
+        "--live-knobs": ("server.live_knobs", True),
     }
     args = [text for flag, (value, _, _) in flags.items() for text in (flag, value)]
     config = printed_config(capsys, tmp_path, *args, *switches)

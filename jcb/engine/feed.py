@@ -6,6 +6,7 @@ n + SIZE replaces it whole. A reader that falls behind loses steps, never memory
 
 from __future__ import annotations
 
+import math
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
@@ -78,7 +79,7 @@ class StepFeed:
         self._ring: list[Entry | None] = [None] * SIZE
         self._guests: dict[str, Guest] = {}  # by request id
         self._num_guests = 0
-        self._cached_told = 0.0
+        self._cached_told = -math.inf
         self.head = 0  # number of the last entry
         self.num_watchers = 0
 
@@ -97,7 +98,7 @@ class StepFeed:
     def record_rest(self, stats: Mapping[str, int]) -> None:
         """Tells once that nothing runs any more: how requests that were aborted are seen to leave."""
         if self.num_watchers and self._guests:
-            self._cached_told = 0.0
+            self._cached_told = -math.inf
             self._append(self._fields(StepPlan(0, ()), [], stats, StepTimes(0.0)))
 
     def _append(self, fields: Fields) -> None:

@@ -43,7 +43,7 @@ class Scheduler:
     def __init__(
         self, config: SchedulerConfig, limits: Limits, *, enable_prefix_caching: bool, root: bytes | None = None
     ) -> None:
-        self.config = self._ceiling = config
+        self.config = self.ceiling = config
         self._limits = limits
         self._reserves = config.admission != "paged"  # pages for the longest possible answer, at admission
         self._spare_pages = limits.usable_pages // 100  # left free by admissions while others run, against thrashing
@@ -60,14 +60,14 @@ class Scheduler:
 
         With fewer sequences allowed the youngest give up their slots in the next step and go on later.
         """
-        self.config = config = knobs.turn(self.config, self._ceiling, changes)
+        self.config = config = knobs.turn(self.config, self.ceiling, changes)
         self._roster.reorder(lambda record: policy.precedence(config, record.request, record.order[2]))
         self._suspects.sort(key=attrgetter("order"))
         return config
 
     def knobs(self) -> dict[str, dict[str, Any]]:
         """Each knob's value and what it may be; any thread may ask."""
-        return knobs.describe(self.config, self._ceiling)
+        return knobs.describe(self.config, self.ceiling)
 
     # ---- requests come and go
 

@@ -204,6 +204,24 @@ class Response(BaseModel):
     store: Literal[False]
 
 
+class Knob(BaseModel):
+    """A value that can be changed while the server runs: a number within bounds, or one of some words."""
+
+    value: int | str
+    minimum: int | None = None
+    maximum: int | None = None
+    choices: list[str] | None = None
+
+
+class Knobs(BaseModel):
+    """GET and POST /v1/batch/knobs."""
+
+    object: Literal["knobs"]
+    can_change: bool
+    hint: str
+    knobs: dict[str, Knob]
+
+
 class Tokens(BaseModel):
     """POST /tokenize."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from aiohttp import web
 
 from jcb.config import ServerConfig
+from jcb.server import batch, playground
 from jcb.server.auth import Keys, auth_middleware, check_bind
 from jcb.server.connections import Connection, ConnectionLimit, raise_file_limit
 from jcb.server.cors import add_origin, cors_middleware, origins_of
@@ -46,18 +47,20 @@ def create_admin_app(service: Service) -> web.Application:
 
 def _make_app(service: Service, served: tuple[Route, ...], keys: Keys) -> web.Application:
     origins = origins_of(service.config.cors_origins)
-    access = {canonical(route.path): route.access for route in served}
+    access = {(route.method, canonical(route.path)): route.access for route in served}
     app = web.Application(
         middlewares=[errors_middleware, cors_middleware(origins), auth_middleware(keys, access)],
         client_max_size=service.config.max_body_bytes,
     )
     app[SERVICE] = service
     app[REGISTRY] = create_registry(service)
+    app[playground.FILES] = playground.read_files()
     app[DOCUMENT] = make_document(served, has_keys=bool(keys.users))
     for route in served:
         app.router.add_route(route.method, route.path, route.handler)
         if route.method == "GET":
             app.router.add_route("HEAD", route.path, route.handler)
+    app.on_shutdown.append(batch.end_events)
     app.on_response_prepare.append(_add_headers)
     app.on_response_prepare.append(add_origin(origins))
     return app

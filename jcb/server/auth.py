@@ -75,13 +75,14 @@ def check_bind(config: ServerConfig, keys: Keys) -> None:
     )
 
 
-def auth_middleware(keys: Keys, access: Mapping[str, Access]) -> Middleware:
-    """Lets a request through when its caller may use the resolved route. access: by the route's canonical path."""
+def auth_middleware(keys: Keys, access: Mapping[tuple[str, str], Access]) -> Middleware:
+    """Lets a request through when its caller may use the resolved route. access: by its method and canonical path."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
-        needed = access.get(resource.canonical, Access.USER) if resource is not None else Access.USER
+        method = "GET" if request.method == "HEAD" else request.method
+        needed = access.get((method, resource.canonical), Access.USER) if resource is not None else Access.USER
         request[TENANT] = ""
         if needed is Access.PUBLIC:
             return await handler(request)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from jcb.config import ServerConfig
 from jcb.server import answers as a
-from jcb.server import health, metrics, models, openapi, profile, tokens
+from jcb.server import batch, health, metrics, models, openapi, playground, profile, tokens
 from jcb.server.access import Access
 from jcb.server.capabilities import capabilities
 from jcb.server.chat import chat_completions
@@ -83,6 +83,25 @@ PROFILE_ROUTES = (
     Route("POST", "/stop_profile", profile.stop, "Write what was recorded", Access.ADMIN),
 )
 
+EVENTS = Route(
+    "GET", "/v1/batch/events", batch.events, "The live batch: server-sent events without an end", streams=True
+)
+PLAYGROUND_ROUTES = (
+    Route("GET", "/", playground.page, "The playground: a page for browsers", Access.PUBLIC),
+    Route("GET", "/playground/{name}", playground.part, "Scripts and styles of that page", Access.PUBLIC),
+    EVENTS,
+    Route("GET", "/v1/batch/knobs", batch.knobs, "What can be changed while it runs", answer=a.Knobs),
+)
+KNOBS_ROUTE = Route(
+    "POST",
+    "/v1/batch/knobs",
+    batch.turn_knobs,
+    "Change it between two steps",
+    Access.ADMIN,
+    body=batch.KnobsBody,
+    answer=a.Knobs,
+)
+
 
 def routes(config: ServerConfig) -> tuple[Route, ...]:
     """The routes on the main port of a server with `config`."""
@@ -95,7 +114,9 @@ def admin_routes(config: ServerConfig) -> tuple[Route, ...]:
 
 
 def _all(config: ServerConfig) -> tuple[Route, ...]:
-    return ROUTES + (PROFILE_ROUTES if config.profile_folder else ())
+    found = ROUTES + (PROFILE_ROUTES if config.profile_folder else ())
+    found += PLAYGROUND_ROUTES if config.playground else ()
+    return found + ((KNOBS_ROUTE,) if config.playground and config.live_knobs else ())
 
 
 def _is_private(route: Route) -> bool:

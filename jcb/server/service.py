@@ -53,6 +53,7 @@ class Service:
     tracer: Tracer = field(default_factory=NoTracer)
     connections: ConnectionLimit | None = None  # once it listens
     is_profiling: bool = False
+    is_closing: bool = False  # streams without an end of their own end now
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """How far loading is; any thread may call it."""

@@ -35,18 +35,23 @@ async def test_every_route_with_every_credential(start_server, key_file, tmp_pat
     admins = tmp_path / "admins"
     admins.write_text("secret-admin\n")
     config = ServerConfig(
-        port=0, api_key_file=key_file, admin_key_file=str(admins), profile_folder=str(tmp_path / "profile")
+        port=0,
+        api_key_file=key_file,
+        admin_key_file=str(admins),
+        profile_folder=str(tmp_path / "profile"),
+        live_knobs=True,
     )
     server = await start_server(server=config)
     table = {(route.method, canonical(route.path)): route.access for route in routes(config)}
     found = {(route.method, route.resource.canonical) for route in server.listener.runner.app.router.routes()}
     assert found == table.keys() | {("HEAD", path) for method, path in table if method == "GET"}
-    assert {path for (_, path), access in table.items() if access is Access.PUBLIC} == {"/live", "/ready", "/health"}
+    public = {path for (_, path), access in table.items() if access is Access.PUBLIC}
+    assert public == {"/live", "/ready", "/health", "/", "/playground/{name}"}  # the last two hold no data
     for (method, path), access in table.items():
         for name, header in CREDENTIALS.items():
             headers = {} if header is None else {"Authorization": header}
             async with server.session.request(
-                method, server.url + path.replace("{id}", "fake"), headers=headers
+                method, server.url + path.replace("{id}", "fake").replace("{name}", "app.js"), headers=headers
             ) as response:
                 is_user, is_admin = "user" in name, name == "admin"
                 if access is Access.PUBLIC or is_admin or (is_user and access is Access.USER):

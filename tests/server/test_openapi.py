@@ -102,7 +102,7 @@ def test_keys_are_asked_for_where_they_are_needed(tmp_path):
     with_keys = document(api_key_file=str(keys), profile_folder=str(tmp_path))
     for path, operations in with_keys["paths"].items():
         for operation in operations.values():
-            assert ("security" in operation) == (path not in ("/live", "/ready", "/health"))
+            assert ("security" in operation) == (path not in ("/live", "/ready", "/health", "/", "/playground/{name}"))
     assert "/start_profile" in with_keys["paths"]
     without = document()
     assert not any("security" in op for operations in without["paths"].values() for op in operations.values())
