@@ -1,7 +1,7 @@
 """The ladder of shapes: every legal plan fits, the top is the budget, padding is bounded."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jcb.config import Limits, SchedulerConfig
@@ -71,6 +71,7 @@ def test_buckets_of_the_configuration_replace_the_ladders():
     assert shapes.choose(plan(100)).num_tokens == 128
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_every_legal_plan_fits_the_buckets_of_a_configuration(data):
     seqs = data.draw(st.integers(1, 20))
