@@ -22,6 +22,11 @@ def test_a_recording_is_counted(tmp_path):
     assert is_recording(path)
 
 
+def test_buckets_of_a_recording_are_read_back(tmp_path):
+    path = write_recording(tmp_path / "run.jsonl", [[1]], token_buckets=[16, 64])
+    assert Recording.open(path).scheduler_config().token_buckets == (16, 64)
+
+
 def test_a_recording_without_steps_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no step"):
         recorded_demand(Recording.open(write_recording(tmp_path / "run.jsonl", [])))
@@ -54,7 +59,8 @@ def test_every_token_is_scheduled_once():
     assert max(demand.decode) <= 8
     assert max(tokens for tokens, _ in demand.mixed) <= 64
     mean = (3 * 39 + 46 + 2 * 200) / 6  # the last token of an answer is never computed on
-    assert demand.tokens / 200 == pytest.approx(mean, rel=0.1)
+    many = simulated_demand(lengths, config, LIMITS, requests=2000)
+    assert many.tokens / 2000 == pytest.approx(mean, rel=0.05)
 
 
 def test_a_file_of_lengths(tmp_path):
