@@ -15,10 +15,9 @@ from pathlib import Path
 
 from jcb import config_file
 from jcb.aot.protocol import Job, Plan, Row, decode
-from jcb.checkpoint.reader import open_checkpoint
 from jcb.chips import Chip, Topology
-from jcb.config import ModelConfig, ServeConfig
-from jcb.models.presets import PREFIX, preset
+from jcb.config import ServeConfig
+from jcb.engine.model_shape import model_shape
 from jcb.steps.compiler_options import set_libtpu_args
 
 Progress = Callable[[str, int, int], None]
@@ -84,24 +83,6 @@ def environment(chip: Chip, base: Mapping[str, str]) -> dict[str, str]:
         env |= tpu
         set_libtpu_args(env)
     return env
-
-
-def model_shape(model: str) -> ModelConfig:
-    """The shape of a preset, of a checkpoint, or of a folder that holds only a config.json.
-
-    Raises ValueError or ModelLoadError when `model` is none of these.
-    """
-    from jcb.checkpoint.default_model import default_model_path
-    from jcb.checkpoint.hf import read_config
-
-    if model.startswith(PREFIX):
-        return preset(model)
-    path = Path(default_model_path() if model == "default" else model).expanduser()
-    if (path / "config.json").is_file():
-        return read_config(path)
-    if not path.exists():
-        raise ValueError(f"model {model!r}: no such file or folder; without one, name a shape: --model {PREFIX}NAME")
-    return open_checkpoint(path).config
 
 
 def check(

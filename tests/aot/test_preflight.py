@@ -10,11 +10,8 @@ from rich.console import Console
 from jcb import cli
 from jcb.aot import preflight, table
 from jcb.aot.protocol import Plan, Row, decode, encode
-from jcb.checkpoint.errors import ModelLoadError
 from jcb.chips import CHIPS, parse_topology
 from jcb.config import ServeConfig
-from jcb.models.presets import PRESETS
-from tests.checkpoint.tiny_model import write_tiny_gguf, write_tiny_hf
 
 PLAN = Plan(
     devices=1, dtype="bfloat16", page_size=128, num_pages=100, max_model_len=2048, max_num_seqs=64,
@@ -80,21 +77,6 @@ def test_missing_compilers_are_named_with_the_command_that_installs_them(tmp_pat
     assert own.split()[1:] == ["--mine=1"]
     with pytest.raises(ValueError, match="H200 141GB HBM3e is not installed"):
         preflight.environment(CHIPS["h200"], {})
-
-
-def test_shapes_come_from_presets_folders_and_files(tmp_path):
-    assert preflight.model_shape("preset:qwen3-8b") == PRESETS["qwen3-8b"]
-    folder = write_tiny_hf(tmp_path / "tiny")
-    (folder / "model.safetensors").unlink()
-    assert preflight.model_shape(str(folder)).num_layers == 2
-    assert preflight.model_shape(str(write_tiny_gguf(tmp_path / "tiny.gguf"))).num_kv_heads == 2
-    with pytest.raises(ValueError, match=r"no preset 'gpt'; known: preset:smollm2-135m, preset:llama-3\.1-8b"):
-        preflight.model_shape("preset:gpt")
-    with pytest.raises(ValueError, match="no such file or folder; without one, name a shape: --model preset:NAME"):
-        preflight.model_shape(str(tmp_path / "nothing"))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelLoadError, match=r"config\.json"):
-        preflight.model_shape(str(tmp_path / "empty"))
 
 
 @pytest.mark.parametrize(
