@@ -1,6 +1,6 @@
 """Where arrays live: on one device, or split over a mesh of devices that share every layer.
 
-The rules are data: the logical names of an array's axes (see `ParamSpec`) to the one mesh axis, "tensor". A step runs
+The rules are data (`jcb.axes`): the logical names of an array's axes to the one mesh axis, "tensor". A step runs
 as one `shard_map`: each device works on its own heads, feed-forward rows and part of the vocabulary with the very code
 that one device runs, and meets the others only in the sums and gathers that `models` writes out.
 """
@@ -8,7 +8,6 @@ that one device runs, and meets the others only in the sums and gathers that `mo
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,20 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jcb.axes import TENSOR, check_split, mesh_axes
 from jcb.config import ModelConfig
-
-TENSOR = "tensor"
-
-RULES: dict[str, str | None] = {
-    "layers": None,
-    "pages": None,
-    "model": None,
-    "head_dim": None,
-    "heads": TENSOR,
-    "ffn": TENSOR,
-    "vocab": TENSOR,
-}
-"""Logical axis to mesh axis. An axis that the devices do not divide stays whole on each (only "vocab" may)."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +37,7 @@ class Placement:
 
     def spec(self, shape: tuple[int, ...], axes: Sequence[str]) -> PartitionSpec:
         """How an array of `shape`, its axes named by `axes`, is split."""
-        names = [RULES[axis] if size % self.num_devices == 0 else None for size, axis in zip(shape, axes, strict=True)]
-        return PartitionSpec(*names)
-
-    def local_size(self, shape: tuple[int, ...], axes: Sequence[str]) -> int:
-        """Elements of the array that one device has."""
-        split = any(name is not None for name in self.spec(shape, axes))
-        return math.prod(shape) // (self.num_devices if split else 1)
+        return PartitionSpec(*mesh_axes(shape, axes, self.num_devices))
 
     def put(self, array: np.ndarray, spec: PartitionSpec) -> jax.Array:
         """`array` on the device, or split over the mesh."""
@@ -98,9 +79,7 @@ def tensor_parallel(count: int, model: ModelConfig, devices: Sequence[Any] | Non
     devices = jax.devices() if devices is None else devices
     if count > len(devices):
         raise ValueError(f"tensor_parallel={count} needs {count} devices, there are {len(devices)}")
-    for name in ("num_heads", "num_kv_heads", "intermediate_size"):
-        if getattr(model, name) % count:
-            raise ValueError(f"tensor_parallel={count} does not divide {name}={getattr(model, name)} of the model")
+    check_split(model, count)
     mesh = jax.make_mesh((count,), (TENSOR,), axis_types=(AxisType.Auto,), devices=devices[:count])
     return Placement(mesh)
 

@@ -18,46 +18,25 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.page import ITEM_BYTES, PageShape
+
 DUMMY_PAGE = 0
 
 Platform = Literal["cpu", "gpu", "tpu"]
-KV_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn")
+KV_DTYPES = tuple(ITEM_BYTES)
 
 
 @dataclass(frozen=True)
-class KVLayout:
-    """Shape of a page: a hashable value, so it can be a static argument.
+class KVLayout(PageShape):
+    """How keys and values lie in a page: a hashable value, so it can be a static argument.
 
-    platform: of the device the cache lives on; "auto" implementations follow it. dtype: of the stored K and V, one of
-    KV_DTYPES. kv_heads K, head_dim H, page_size S tokens.
+    "auto" implementations follow its platform.
     """
-
-    platform: str
-    dtype: str
-    kv_heads: int
-    head_dim: int
-    page_size: int
-
-    @property
-    def page_shape(self) -> tuple[int, int, int]:
-        """Shape of one page: (2 * K, S, H), on TPU (K, S, 2 * H)."""
-        if self.platform == "tpu":
-            return (self.kv_heads, self.page_size, 2 * self.head_dim)
-        return (2 * self.kv_heads, self.page_size, self.head_dim)
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page of one layer."""
-        return 2 * self.kv_heads * self.page_size * self.head_dim * jnp.dtype(self.dtype).itemsize
 
     @property
     def is_quantised(self) -> bool:
         """True when stored values are numbers of 8 bits, to be multiplied by scales."""
-        return jnp.dtype(self.dtype).itemsize == 1
-
-    def array_shape(self, num_layers: int, num_pages: int) -> tuple[int, ...]:
-        """Shape of the whole cache array."""
-        return (num_layers, num_pages, *self.page_shape)
+        return ITEM_BYTES[self.dtype] == 1
 
     def init(self, num_layers: int, num_pages: int) -> jax.Array:
         """A zeroed cache: [L, P, *page]."""

@@ -1,22 +1,18 @@
 """The least that a step must do, from its shape alone: every weight and every live key and value once.
 
-Nothing here is measured or compiled. Bytes and operations are of one device; "live" means that every row of the batch
-is as long as its page table and the pages in the cache allow.
+Host half: nothing here is measured or compiled. Bytes and operations are of one device; "live" means that every row of
+the batch is as long as its page table and the pages in the cache allow.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax.numpy as jnp
-
 from jcb.chips import Chip
 from jcb.config import Limits, ModelConfig
-from jcb.models import llama
-from jcb.models.params import nbytes
-from jcb.sharding import Placement
+from jcb.models.specs import nbytes, param_specs
 from jcb.steps.shapes import StepShape
-from pallas_kernels.layout import KVLayout
+from pallas_kernels.page import ITEM_BYTES, PageShape
 
 
 @dataclass(frozen=True)
@@ -37,21 +33,21 @@ def live_share(shape: StepShape, limits: Limits) -> float:
 
 
 def step_floor(
-    model: ModelConfig, layout: KVLayout, dtype: str, shape: StepShape, limits: Limits, placement: Placement
+    model: ModelConfig, layout: PageShape, dtype: str, shape: StepShape, limits: Limits, devices: int
 ) -> Floor:
-    """What one step of `shape` cannot do without. layout, model: of the whole model."""
-    share = live_share(shape, limits)
-    devices = placement.num_devices
-    weights = nbytes(llama.param_specs(model), dtype, placement)
-    embedding = nbytes({"embedding": llama.param_specs(model)["embedding"]}, dtype, placement)
+    """What one step of `shape` cannot do without. layout, model: of the whole model, which
+    `devices` share.
+    """
+    share, specs, item = live_share(shape, limits), param_specs(model), ITEM_BYTES[dtype]
+    weights = nbytes(specs, dtype, devices)
+    embedding = nbytes({"embedding": specs["embedding"]}, dtype, devices)
     if not model.tie_word_embeddings:  # the table is only looked up in; the head is read whole
         weights -= embedding
-        weights += shape.num_tokens * model.hidden_size * jnp.dtype(dtype).itemsize
+        weights += shape.num_tokens * model.hidden_size * item
     pages = int(share * shape.num_rows * shape.pages_per_seq)
     cache = model.num_layers * pages * layout.page_bytes // devices
-    sizes = {name: nbytes({"one": spec}, dtype, placement) for name, spec in llama.param_specs(model)["layers"].items()}
-    matrices = sum(size for name, size in sizes.items() if name.startswith("w_")) / jnp.dtype(dtype).itemsize
-    head = embedding / jnp.dtype(dtype).itemsize
+    matrices = nbytes({k: v for k, v in specs["layers"].items() if k.startswith("w_")}, dtype, devices) / item
+    head = embedding / item
     context = share * shape.pages_per_seq * layout.page_size
     attention = 4.0 * model.num_heads * model.head_dim * model.num_layers * shape.num_tokens * context / devices
     if not shape.decode:  # at least the tokens themselves, each seeing half of them

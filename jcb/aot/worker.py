@@ -25,7 +25,7 @@ from jcb.chips import Topology, parse_topology
 from jcb.config import Limits, ModelConfig, ServeConfig
 from jcb.config_file import loads
 from jcb.engine.memory import Device
-from jcb.engine.resolve import layout_of, limits_of, plan_memory, resolve
+from jcb.engine.resolve import limits_of, plan_memory, resolve
 from jcb.sharding import Placement, tensor_parallel
 from jcb.steps.registry import Program, Registry, compile_threads, name_of
 from jcb.steps.shapes import StepShape
@@ -55,15 +55,14 @@ class Preflight:
         self.topology, self.model = topology, model
         self.device = Device(topology.chip.platform, topology.chip.memory)
         self.placement = _placement(config, model, topology)
-        self.config = resolve(config, model, self.device, self.placement)
-        layout = layout_of(self.config, model, self.device.platform)
-        self.statics = StepStatics(model, layout, self.config.engine.implementation)
+        self.config = resolve(config, model, self.device, self.placement.num_devices)
+        self.statics = StepStatics.of(self.config, model, self.device.platform)
         self.limits: Limits = limits_of(self.config, model)
         self.registry = Registry(self.statics, self.config.scheduler, self.limits, self.config.dtype, self.placement)
 
     def plan(self, names: tuple[str, ...]) -> Plan:
         """What each device will hold."""
-        memory = plan_memory(self.statics, self.limits.num_pages, self.config.dtype, 0, self.device, self.placement)
+        memory = plan_memory(self.config, self.model, 0, self.device, self.placement.num_devices)
         return Plan(
             devices=self.placement.num_devices,
             dtype=self.config.dtype,
@@ -108,7 +107,9 @@ class Preflight:
         )
         if not isinstance(key, StepShape):
             return row
-        floor = step_floor(self.model, self.statics.layout, self.config.dtype, key, self.limits, self.placement)
+        floor = step_floor(
+            self.model, self.statics.layout, self.config.dtype, key, self.limits, self.placement.num_devices
+        )
         return dataclasses.replace(row, floor_bytes=floor.nbytes, floor_seconds=floor.seconds(self.topology.chip))
 
 

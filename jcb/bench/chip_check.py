@@ -30,8 +30,9 @@ from jcb.bench import kernels
 from jcb.bench.roofline import Roofline, all_seconds, measure_roofline
 from jcb.config import Limits, ModelConfig, SchedulerConfig
 from jcb.models import llama
-from jcb.models.params import init, nbytes
+from jcb.models.params import init
 from jcb.models.presets import PRESETS
+from jcb.models.specs import nbytes
 from jcb.steps.inputs import pack
 from jcb.steps.registry import Registry
 from jcb.steps.step import StepStatics

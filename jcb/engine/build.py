@@ -22,10 +22,10 @@ from jcb.config import ServeConfig
 from jcb.engine.admission import ModelInfo
 from jcb.engine.compile_cache import use_compile_cache
 from jcb.engine.core import EngineCore
+from jcb.engine.device import local_device
 from jcb.engine.executor import DeviceExecutor
-from jcb.engine.memory import local_device
 from jcb.engine.record import start_recorder
-from jcb.engine.resolve import layout_of, limits_of, plan_memory, resolve
+from jcb.engine.resolve import limits_of, plan_memory, resolve
 from jcb.metrics import EngineMetrics
 from jcb.models import llama
 from jcb.models.presets import PREFIX
@@ -74,15 +74,15 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     tokenizer = load_tokenizer(checkpoint)
     device, model = local_device(), checkpoint.config
     placement = tensor_parallel(config.mesh.tensor_parallel, model)
-    config = resolve(config, model, device, placement)
+    config = resolve(config, model, device, placement.num_devices)
     params = load_params(checkpoint, llama.param_specs(model), config.dtype, progress, placement)
     loaded = time.perf_counter()
-    statics = StepStatics(model, layout_of(config, model, device.platform), config.engine.implementation)
+    statics = StepStatics.of(config, model, device.platform)
     limits = limits_of(config, model)
     registry = Registry(statics, config.scheduler, limits, config.dtype, placement)
     registry.compile_all(progress, threads=os.cpu_count() or 1)
     compiled = time.perf_counter()
-    memory = plan_memory(statics, limits.num_pages, config.dtype, registry.temp_bytes, device, placement)
+    memory = plan_memory(config, model, registry.temp_bytes, device, placement.num_devices)
     memory.check()
     metrics = _metrics(config, loaded - started, compiled - loaded)
     metrics.programs.set(len(registry))

@@ -1,15 +1,16 @@
-"""Memory, planned before it is taken: weights, the hungriest program's temporaries, and pages within a budget."""
+"""Memory, planned before it is taken: weights, the hungriest program's temporaries, and pages within a budget.
+
+Host half: the server and `jcb plan` count with the very same functions.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
-import jax
-
 _GIB = 1 << 30
 _DEVICE_SHARE = 0.9  # of an accelerator's memory; the rest is the driver's and the compiler's
-_RESERVED_FOR_TEMPORARIES = _GIB  # while the programs' own figures are not known yet
+RESERVED_FOR_TEMPORARIES = _GIB  # while the programs' own figures are not known yet
 _CPU_PAGE_BYTES = 2 * _GIB  # a laptop has other things to do
 _CPU_SHARE = 0.5
 
@@ -48,12 +49,9 @@ class Device:
         return self.memory if self.platform == "cpu" else int(self.memory * _DEVICE_SHARE)
 
 
-def local_device() -> Device:
-    """The first device of this process."""
-    device = jax.local_devices()[0]
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    memory = (stats or {}).get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Device(jax.default_backend(), memory)
+def physical_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def pages_for_budget(device: Device, memory_gib: float, page_bytes: int, weight_bytes: int) -> int:
@@ -64,7 +62,7 @@ def pages_for_budget(device: Device, memory_gib: float, page_bytes: int, weight_
     if memory_gib:
         available = int(memory_gib * _GIB)
     else:
-        available = device.budget - weight_bytes - _RESERVED_FOR_TEMPORARIES
+        available = device.budget - weight_bytes - RESERVED_FOR_TEMPORARIES
         if device.platform == "cpu":
             available = min(int(available * _CPU_SHARE), _CPU_PAGE_BYTES)
     pages = available // page_bytes

@@ -1,4 +1,7 @@
-"""Every "auto" of a ServeConfig becomes a value, in one place: data type, page size, pages, longest sequence."""
+"""Every "auto" of a ServeConfig becomes a value, in one place: data type, page size, pages, longest sequence.
+
+Host half: the server and `jcb plan` count with the very same functions.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,22 @@ from pathlib import Path
 
 from jcb.config import Limits, ModelConfig, ServeConfig
 from jcb.engine.memory import Device, MemoryPlan, pages_for_budget
-from jcb.models import llama
-from jcb.models.params import nbytes
-from jcb.sharding import Placement
-from jcb.steps.step import StepStatics
-from pallas_kernels.layout import KVLayout
+from jcb.models.specs import nbytes, param_specs
+from pallas_kernels.page import PageShape
 
 _PAGE_SIZES = {"cpu": 16, "gpu": 16, "tpu": 128}
 _FAST_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")  # words of /proc/cpuinfo; the last is ARM's
 
 
-def resolve(config: ServeConfig, model: ModelConfig, device: Device, placement: Placement) -> ServeConfig:
-    """`config` with every "auto" replaced by the value for these devices and this model."""
+def resolve(config: ServeConfig, model: ModelConfig, device: Device, devices: int) -> ServeConfig:
+    """`config` with every "auto" replaced by the value for `devices` devices like `device` and this model."""
     dtype = auto_dtype(device.platform) if config.dtype == "auto" else config.dtype
     page_size = config.cache.page_size or _PAGE_SIZES.get(device.platform, 16)
     config = dataclasses.replace(config, dtype=dtype, cache=dataclasses.replace(config.cache, page_size=page_size))
     max_model_len = config.scheduler.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ValueError(f"{max_model_len=} is above the model's {model.max_position_embeddings} positions")
-    num_pages = config.cache.num_pages or _auto_pages(config, model, max_model_len, device, placement)
+    num_pages = config.cache.num_pages or _auto_pages(config, model, max_model_len, device, devices)
     if not config.scheduler.max_model_len:
         max_model_len = min(max_model_len, (num_pages - 1) * page_size)
     return dataclasses.replace(
@@ -46,9 +46,9 @@ def auto_dtype(platform: str) -> str:
     return "bfloat16" if words.intersection(_FAST_BFLOAT16) else "float32"
 
 
-def layout_of(config: ServeConfig, model: ModelConfig, platform: str) -> KVLayout:
-    """What a page looks like for a resolved config."""
-    return KVLayout(platform, config.dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
+def page_shape_of(config: ServeConfig, model: ModelConfig, platform: str) -> PageShape:
+    """What a page takes for a resolved config."""
+    return PageShape(platform, config.dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
 
 
 def limits_of(config: ServeConfig, model: ModelConfig) -> Limits:
@@ -61,23 +61,28 @@ def limits_of(config: ServeConfig, model: ModelConfig) -> Limits:
     )
 
 
-def plan_memory(
-    statics: StepStatics, num_pages: int, dtype: str, temporaries: int, device: Device, placement: Placement
-) -> MemoryPlan:
-    """What each device will hold; made before pages are allocated."""
+def plan_memory(config: ServeConfig, model: ModelConfig, temporaries: int, device: Device, devices: int) -> MemoryPlan:
+    """What each device will hold for a resolved config; made before pages are allocated."""
     return MemoryPlan(
-        weights=nbytes(llama.param_specs(statics.config), dtype, placement),
-        pages=num_pages * statics.config.num_layers * statics.layout.page_bytes // placement.num_devices,
+        weights=weight_bytes(config, model, devices),
+        pages=config.cache.num_pages * page_bytes(config, model, device.platform, devices),
         temporaries=temporaries,
         budget=device.budget,
     )
 
 
-def _auto_pages(
-    config: ServeConfig, model: ModelConfig, max_model_len: int, device: Device, placement: Placement
-) -> int:
+def weight_bytes(config: ServeConfig, model: ModelConfig, devices: int) -> int:
+    """Bytes of weights on each device, for a config whose dtype is resolved."""
+    return nbytes(param_specs(model), config.dtype, devices)
+
+
+def page_bytes(config: ServeConfig, model: ModelConfig, platform: str, devices: int) -> int:
+    """Bytes of one page of all layers on each device, for a config whose dtype and page size are resolved."""
+    return model.num_layers * page_shape_of(config, model, platform).page_bytes // devices
+
+
+def _auto_pages(config: ServeConfig, model: ModelConfig, max_model_len: int, device: Device, devices: int) -> int:
     """Pages that fit the memory given for them, at most what max_num_seqs full sequences can use."""
-    page_bytes = model.num_layers * layout_of(config, model, device.platform).page_bytes // placement.num_devices
     useful = config.scheduler.max_num_seqs * -(-max_model_len // config.cache.page_size) + 1
-    weights = nbytes(llama.param_specs(model), config.dtype, placement)
-    return min(useful, pages_for_budget(device, config.cache.memory_gib, page_bytes, weights))
+    each = page_bytes(config, model, device.platform, devices)
+    return min(useful, pages_for_budget(device, config.cache.memory_gib, each, weight_bytes(config, model, devices)))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jcb.config import ModelConfig
 from jcb.models import layers
-from jcb.models.params import ParamSpec, Specs
+from jcb.models.specs import param_specs as param_specs
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.layout import KVLayout
 from pallas_kernels.paged_attention import paged_attention
@@ -32,36 +32,6 @@ class Batch:
     kv_lens: jax.Array  # i32[B] tokens in pages, the new ones included
     cu_q_lens: jax.Array  # i32[B + 1] where each row's tokens start
     num_seqs: jax.Array  # i32[] rows at and beyond it are padding
-
-
-def param_specs(config: ModelConfig) -> Specs:
-    """Every parameter of the model, declared once."""
-    depth, model, ffn = config.num_layers, config.hidden_size, config.intermediate_size
-    q_size = config.num_heads * config.head_dim
-    qkv_size = q_size + 2 * config.num_kv_heads * config.head_dim
-    scale = model**-0.5
-    stacked: Specs = {
-        "attention_norm": ParamSpec((depth, model), ("layers", "model"), None),
-        "w_qkv": ParamSpec((depth, qkv_size, model), ("layers", "heads", "model"), scale),
-        "w_out": ParamSpec((depth, model, q_size), ("layers", "model", "heads"), q_size**-0.5),
-        "mlp_norm": ParamSpec((depth, model), ("layers", "model"), None),
-        "w_gate_up": ParamSpec((depth, 2 * ffn, model), ("layers", "ffn", "model"), scale),
-        "w_down": ParamSpec((depth, model, ffn), ("layers", "model", "ffn"), ffn**-0.5),
-    }
-    if config.attention_bias:
-        stacked["b_qkv"] = ParamSpec((depth, qkv_size), ("layers", "heads"), 0.02)
-        stacked["b_out"] = ParamSpec((depth, model), ("layers", "model"), 0.02)
-    if config.qk_norm:
-        stacked["q_norm"] = ParamSpec((depth, config.head_dim), ("layers", "head_dim"), None)
-        stacked["k_norm"] = ParamSpec((depth, config.head_dim), ("layers", "head_dim"), None)
-    specs: Specs = {
-        "embedding": ParamSpec((config.vocab_size, model), ("vocab", "model"), scale),
-        "layers": stacked,
-        "final_norm": ParamSpec((model,), ("model",), None),
-    }
-    if not config.tie_word_embeddings:
-        specs["head"] = ParamSpec((config.vocab_size, model), ("vocab", "model"), scale)
-    return specs
 
 
 def forward(

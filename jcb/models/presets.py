@@ -7,6 +7,14 @@ from jcb.config import ModelConfig
 PREFIX = "preset:"
 """`model = "preset:llama-3.1-8b"` means a shape without weights."""
 
+_LLAMA_3_1_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
 PRESETS: dict[str, ModelConfig] = {
     "smollm2-135m": ModelConfig(
         architecture="llama",
@@ -32,13 +40,20 @@ PRESETS: dict[str, ModelConfig] = {
         head_dim=128,
         max_position_embeddings=131_072,
         rope_theta=500_000.0,
-        rope_scaling={
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
+        rope_scaling=_LLAMA_3_1_ROPE,
+    ),
+    "llama-3.1-70b": ModelConfig(
+        architecture="llama",
+        vocab_size=128_256,
+        hidden_size=8192,
+        intermediate_size=28_672,
+        num_layers=80,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=128,
+        max_position_embeddings=131_072,
+        rope_theta=500_000.0,
+        rope_scaling=_LLAMA_3_1_ROPE,
     ),
     "qwen3-8b": ModelConfig(
         architecture="qwen3",

@@ -50,7 +50,8 @@ class Recording:
         """The settings under which it was made."""
         recorded = self.header.config["scheduler"]
         values: dict[str, Any] = {name: math.inf if value is None else value for name, value in recorded.items()}
-        return SchedulerConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return SchedulerConfig(**values | lists)
 
     def limits(self) -> Limits:
         """The sizes that scheduler and device agreed on."""

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jcb.config import ModelConfig
+from jcb.config import ModelConfig, ServeConfig
 from jcb.models import llama
 from jcb.sharding import Placement, local_model
 from jcb.steps import outputs, sampling
@@ -35,6 +35,12 @@ class StepStatics:
     layout: KVLayout
     implementation: str = "auto"
     axis: str | None = None
+
+    @staticmethod
+    def of(config: ServeConfig, model: ModelConfig, platform: str) -> StepStatics:
+        """Of the whole model, for a resolved configuration."""
+        layout = KVLayout(platform, config.dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
+        return StepStatics(model, layout, config.engine.implementation)
 
     def split(self, placement: Placement) -> StepStatics:
         """What one device of `placement` has, given the statics of the whole model."""

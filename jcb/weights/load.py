@@ -11,7 +11,8 @@ import numpy as np
 
 from jcb.checkpoint.errors import ModelLoadError
 from jcb.config import ModelConfig
-from jcb.models.params import ParamSpec, Specs, is_spec
+from jcb.models.params import is_spec
+from jcb.models.specs import ParamSpec, Specs
 from jcb.sharding import Placement, interleave
 from jcb.weights.names import TABLES, Source, Table, ignorable
 

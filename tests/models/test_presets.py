@@ -5,13 +5,18 @@ import pytest
 from jcb.config import ServeConfig
 from jcb.engine.build import load_engine
 from jcb.models import llama
-from jcb.models.params import nbytes
 from jcb.models.presets import PRESETS, preset
+from jcb.models.specs import nbytes
 
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("smollm2-135m", 134_515_008), ("llama-3.1-8b", 8_030_261_248), ("qwen3-8b", 8_190_735_360)],
+    [
+        ("smollm2-135m", 134_515_008),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("qwen3-8b", 8_190_735_360),
+    ],
 )
 def test_parameters_add_up(name, parameters):
     """The published counts of each model."""
