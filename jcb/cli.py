@@ -19,7 +19,7 @@ from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, UseAppendAct
 from jcb import __version__, config_file
 from jcb.cli_bench import BENCHES
 from jcb.cli_options import EngineOptions, setting
-from jcb.cli_plan import Buckets
+from jcb.cli_plan import Buckets, Plan
 
 _DESCRIPTION = "Serve language models with continuous batching, on CPUs, NVIDIA GPUs and TPUs."
 
@@ -193,6 +193,7 @@ COMMANDS: dict[str, Any] = {
     "chat": Chat,
     "aot": Aot,
     "buckets": Buckets,
+    "plan": Plan,
     "doctor": Doctor,
     "export-tokenizer": ExportTokenizer,
 }

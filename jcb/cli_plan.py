@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from jcb.cli_options import EngineOptions
+from jcb.cli_options import EngineOptions, setting
 
 _NONE = "(default: none)"
 
@@ -49,4 +49,54 @@ class Buckets(EngineOptions):
             compile_seconds=self.compile_seconds, requests=self.requests, concurrency=self.concurrency,
             seed=self.seed or 0, output=self.output,
         )  # fmt: skip
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(EngineOptions):
+    """Say what a model needs and gives on a chip, before anything is loaded; or find settings that meet a goal."""
+
+    model: Annotated[
+        str | None,
+        setting("model", 'a folder with a config.json, a GGUF file, or "preset:llama-3.1-8b"', metavar="PATH"),
+    ] = None
+    chip: Annotated[str, arg(help="cpu (this machine), h100, h200:8, v6e-8, v5e:2x2 and the like", metavar="CHIPS")] = (
+        "cpu"
+    )
+    tp: Annotated[
+        int | None,
+        arg(help="chips that share the model", help_behavior_hint="(default: all named)", metavar="INT"),
+    ] = None
+    input_len: Annotated[int, arg(help="prompt tokens of the requests to plan for; 0: 1,024 or what fits")] = 0
+    output_len: Annotated[int, arg(help="tokens of their answers; 0: 256 or what fits")] = 0
+    compile_seconds: Annotated[
+        float | None,
+        arg(help="seconds to compile one program, as measured", metavar="FLOAT", help_behavior_hint="(default: 5)"),
+    ] = None
+    json: Annotated[bool, FlagCreatePairsOff, arg(help="print JSON instead of a table", help_behavior_hint="")] = False
+
+    def run(self) -> int:
+        """Prints the plan; status 1 when a goal cannot be met."""
+        from jcb.engine.model_shape import model_shape
+        from jcb.plan import table
+        from jcb.plan.place import parse_chips, split_of
+        from jcb.plan.planner import make_plan
+
+        if self.tp is not None and self.tp < 1:
+            raise ValueError(f"--tp {self.tp} must be at least 1")
+        for name in ("input_len", "output_len"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} must not be negative")
+        config = self.serve_config()
+        chip, named = parse_chips(self.chip)
+        devices = split_of(self.tp, config.mesh.tensor_parallel, named)
+        model = model_shape(config.model)
+        plan = make_plan(
+            config, model, chip, devices=devices, replicas=max(named // devices, 1), input_len=self.input_len,
+            output_len=self.output_len,
+        )  # fmt: skip
+        if self.json:
+            print(table.to_json(plan, self.compile_seconds))
+        else:
+            table.show(plan, self.compile_seconds)
         return 0
