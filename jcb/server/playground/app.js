@@ -20,7 +20,7 @@ let hasKey = null; // settles when a key is given
 const knobs = new Knobs(at("knobs"));
 const chat = new Chat({
   log: at("log"), send: at("send"), stop: at("stop"), system: at("system"), temperature: at("temperature"),
-  maxTokens: at("max-tokens"), crowdStatus: at("crowd-status"),
+  maxTokens: at("max-tokens"), crowdStatus: at("crowd-status"), crowd: at("crowd"),
 });
 
 // ---- events in

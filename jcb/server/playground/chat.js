@@ -43,7 +43,7 @@ export class Chat {
     log.setAttribute("aria-busy", "false");
     this.running = null;
     send.disabled = false;
-    stop.disabled = true;
+    stop.disabled = this.crowd === null;
     this.toEnd();
   }
 
@@ -100,34 +100,31 @@ export class Chat {
     this.page.log.scrollTop = this.page.log.scrollHeight;
   }
 
-  // `count` conversations at once, which begin alike and ask different things.
+  // `count` prompts at once that begin alike; one request carries them all, since browsers open only six connections.
   async sendCrowd(count) {
-    const { crowdStatus, stop } = this.page;
-    this.crowd ??= new AbortController();
-    const { signal } = this.crowd;
+    const { crowdStatus, crowd, stop } = this.page;
+    this.crowd = new AbortController();
+    crowd.disabled = true;
     stop.disabled = false;
-    let done = 0, failed = "";
-    const show = () => {
-      crowdStatus.textContent = failed || (done < count ? `Crowd: ${done} of ${count} answered.` : `Crowd of ${count}: all answered.`);
-    };
+    let done = 0;
+    const show = () => { crowdStatus.textContent = `Crowd: ${done} of ${count} answered.`; };
     show();
-    await Promise.all(Array.from({ length: count }, async (_, index) => {
-      const question = QUESTIONS[index % QUESTIONS.length];
-      const body = {
-        messages: [{ role: "system", content: STORY }, { role: "user", content: `Visitor ${index + 1}. ${question}`.repeat(1 + (index % 3)) }],
-        ...this.settings(), temperature: 0.8, seed: index,
-      };
-      try {
-        for await (const event of readEvents(await ask("/v1/chat/completions", { body, signal }))) {
-          if (event.error) throw new Error(event.error.message);
-        }
-        done++;
-      } catch (error) {
-        failed = error.name === "AbortError" ? "Crowd: stopped." : `Crowd: ${error.message}`;
+    const prompt = Array.from({ length: count }, (_, index) => {
+      const question = `Visitor ${index + 1}: ${QUESTIONS[index % QUESTIONS.length]} `;
+      return `${STORY}\n\n${question.repeat(1 + 2 * (index % 3))}\nGuide:`;
+    });
+    try {
+      const body = { prompt, ...this.settings(), temperature: 0.8, seed: 1 };
+      for await (const event of readEvents(await ask("/v1/completions", { body, signal: this.crowd.signal }))) {
+        if (event.error) throw new Error(event.error.message);
+        done += event.choices.filter((choice) => choice.finish_reason).length;
+        show();
       }
-      show();
-    }));
-    if (this.crowd?.signal === signal) this.crowd = null;
-    stop.disabled = this.running === null && this.crowd === null;
+    } catch (error) {
+      crowdStatus.textContent = error.name === "AbortError" ? "Crowd: stopped." : `Crowd: ${error.message}`;
+    }
+    this.crowd = null;
+    crowd.disabled = false;
+    stop.disabled = this.running === null;
   }
 }
