@@ -123,6 +123,7 @@ class EngineCore:
             return []
         try:
             begin = self._clock()
+            self._dispatch_span = begin, begin
             self._in_flight.append((plan, self.executor.dispatch(plan), begin))
             self._dispatch_span = begin, self._clock()
         except Exception as error:

@@ -18,18 +18,17 @@ STOP_TOKEN = VOCAB_SIZE - 1
 class Job:
     """One prompt and the answer it will get.
 
-    at: seconds when it is sent. prompt: token ids (a range will do). first_output: the answer's tokens are this and
-    the numbers after it, so that a later turn can hold them. max_tokens: what the client allows, at least
-    output_tokens. session: requests of one conversation; turn: its number in it. abort_after: the client leaves after
-    so many tokens. first_token: when another pool, from which the prompt's pages come, gave the first token.
+    at: seconds when it is sent. prompt, answer: token ids (a range will do), so that a later turn can hold both.
+    max_tokens: what the client allows, at least the answer's length. session: requests of one conversation; turn: its
+    number in it. abort_after: the client leaves after so many tokens. first_token: when another pool, from which the
+    prompt's pages come, gave the first token.
     """
 
     number: int
     at: float
     prompt: Seq[int]
-    output_tokens: int
+    answer: Seq[int]
     max_tokens: int = 0
-    first_output: int = 0
     session: int = -1
     turn: int = 0
     priority: int = 0
@@ -38,17 +37,21 @@ class Job:
     first_token: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.prompt or self.output_tokens < 1:
-            raise ValueError(f"job {self.number}: {len(self.prompt)} prompt and {self.output_tokens} output tokens")
+        if not self.prompt or not self.answer:
+            raise ValueError(f"job {self.number}: {len(self.prompt)} prompt and {len(self.answer)} output tokens")
+
+    @property
+    def output_tokens(self) -> int:
+        """Length of the answer."""
+        return len(self.answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimRequest(Request):
     """A request that knows its answer."""
 
-    job: Job
+    answer: Seq[int]
     stops_at: int  # number of the token that is a stop; 0: the answer runs to its limit
-    first_output: int
 
 
 def request_of(job: Job, request_id: str) -> SimRequest:
@@ -62,9 +65,8 @@ def request_of(job: Job, request_id: str) -> SimRequest:
         priority=job.priority,
         namespace=job.namespace,
         max_tokens=limit,
-        job=job,
+        answer=job.answer,
         stops_at=job.output_tokens if limit > job.output_tokens else 0,
-        first_output=job.first_output,
     )
 
 
@@ -73,4 +75,6 @@ def known_token(row: ScheduledRow) -> int:
     request = row.sequence.request
     assert isinstance(request, SimRequest)
     number = row.num_output
-    return STOP_TOKEN if number + 1 == request.stops_at else request.first_output + number
+    if number + 1 == request.stops_at:
+        return STOP_TOKEN
+    return request.answer[number] if number < len(request.answer) else 0  # one step too many, under overlap

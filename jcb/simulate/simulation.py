@@ -113,7 +113,7 @@ class Simulation:
         else:
             replica = self.prefill_replicas[self._prefill.router.choose(job, self.prefill_replicas)]
             self._originals[job.number] = job
-            job = replace(job, output_tokens=1, max_tokens=1)
+            job = replace(job, answer=job.answer[:1], max_tokens=1)
         self.stats.begin = min(self.stats.begin, job.at)
         was_idle = not replica.has_work
         try:
@@ -153,10 +153,9 @@ class Simulation:
         rest = replace(
             job,
             at=arrives,
-            prompt=(*job.prompt, job.first_output),
-            output_tokens=job.output_tokens - 1,
+            prompt=(*job.prompt, job.answer[0]),
+            answer=job.answer[1:],
             max_tokens=max(job.max_tokens, job.output_tokens) - 1,
-            first_output=job.first_output + 1,
             first_token=ended.first_token,
         )
         heapq.heappush(self._due, (arrives, next(self._order), rest))

@@ -113,7 +113,7 @@ class Synthetic:
         own, output = (draw(rng) for draw in self._lengths)
         group = rng.randrange(self.groups)
         shared = () if before is not None else _shared_tokens(group, self.prefix)
-        past = () if before is None else (*before.prompt, *_answer(before))
+        past = () if before is None else (*before.prompt, *before.answer)
         if self.max_model_len:
             own = min(own, max(self.max_model_len - len(shared) - len(past) - 1, 1))
             output = min(output, max(self.max_model_len - len(shared) - len(past) - own, 1))
@@ -123,9 +123,8 @@ class Synthetic:
             number=number,
             at=at,
             prompt=(*shared, *past, *mine) if shared or past else mine,
-            output_tokens=output,
+            answer=range(begin + own, begin + own + output),
             max_tokens=math.ceil(output * self.slack),
-            first_output=begin + own,
             session=session,
             turn=turn,
             priority=rng.randrange(self.priorities),
@@ -140,10 +139,6 @@ def _own_tokens(number: int) -> int:
 def _shared_tokens(group: int, count: int) -> range:
     begin = group * 4099 % (1 << 23)
     return range(begin, begin + count)
-
-
-def _answer(job: Job) -> range:
-    return range(job.first_output, job.first_output + job.output_tokens)
 
 
 def parse(text: str) -> Synthetic:

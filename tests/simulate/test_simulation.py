@@ -51,9 +51,9 @@ class Listed:
 
 
 def job(number, at=0.0, prompt=20, output=3, **fields):
-    return Job(
-        number=number, at=at, prompt=range(1000 * number, 1000 * number + prompt), output_tokens=output, **fields
-    )
+    begin = 1000 * number
+    prompt, answer = range(begin, begin + prompt), range(begin + prompt, begin + prompt + output)
+    return Job(number=number, at=at, prompt=prompt, answer=answer, **fields)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -210,7 +210,7 @@ def test_a_session_stays_where_it_is_and_sessions_spread():
 
 
 def test_prefixes_go_where_they_were_unless_that_one_is_swamped():
-    shared = [Job(number=n, at=0.0, prompt=(*range(256), 999 + n), output_tokens=1) for n in range(3)]
+    shared = [Job(number=n, at=0.0, prompt=(*range(256), 999 + n), answer=(1,)) for n in range(3)]
     other = job(9, prompt=300)
     replicas = [Busy() for _ in range(3)]
     router = router_named("prefix")
