@@ -72,7 +72,11 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that is known before anything is loaded. worst: every sequence as long as max_model_len."""
+    """Everything that is known before anything is loaded.
+
+    worst: every sequence as long as max_model_len. sustained: sequences whose prompts the token budget keeps up with.
+    limit: what stops one more sequence first. bound: what a decode step is spent on.
+    """
 
     model: str
     chip: str
@@ -92,6 +96,7 @@ class Plan:
     average: Fit  # sequences in every stage of their answers
     decode_programs: tuple[int, ...]
     prefill_programs: tuple[tuple[int, int], ...]
+    sustained: int
     limit: str
     bound: str
     floor_alone: Speed
@@ -126,7 +131,10 @@ def make_plan(
     memory = memory_of(engine)
     slots = config.scheduler.max_num_seqs
     fits = [_fit(tokens, pages, memory.usable_pages, slots) for tokens, pages in _uses(engine, input_len, output_len)]
-    full, preemptions = _simulated(engine, fits[2].sequences, input_len, output_len)
+    budget = config.scheduler.max_num_batched_tokens
+    sustained = _sustained(budget, input_len, output_len)
+    clients = min(fits[2].sequences, sustained)
+    full, preemptions = _simulated(engine, clients, input_len, output_len)
     return Plan(
         model=config.model,
         chip=chip.title,
@@ -137,7 +145,7 @@ def make_plan(
         parameters=sum(spec.size for spec in leaves(param_specs(model))),
         max_model_len=limits.max_model_len,
         max_num_seqs=slots,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=budget,
         input_len=input_len,
         output_len=output_len,
         memory=memory,
@@ -146,10 +154,11 @@ def make_plan(
         average=fits[2],
         decode_programs=tuple(shape.num_rows for shape in engine.spec.shapes.decode),
         prefill_programs=tuple((shape.num_tokens, shape.num_rows) for shape in engine.spec.shapes.prefill),
-        limit=_limit(fits, slots),
-        bound=_bound(engine, fits[2].sequences, input_len + output_len / 2),
+        sustained=sustained,
+        limit=_limit(fits, slots, sustained, budget),
+        bound=_bound(engine, clients, input_len + output_len / 2),
         floor_alone=floor(engine, 1, input_len, output_len),
-        floor_full=floor(engine, fits[2].sequences, input_len, output_len),
+        floor_full=floor(engine, clients, input_len, output_len),
         alone=_simulated(engine, 1, input_len, output_len)[0],
         full=full,
         preemptions=preemptions,
@@ -222,11 +231,24 @@ def _fit(tokens: float, pages: float, usable: int, slots: int) -> Fit:
     return Fit(tokens=tokens, pages=pages, by_pages=count, sequences=max(min(count, slots), 1))
 
 
-def _limit(fits: list[Fit], slots: int) -> str:
+def _sustained(budget: int, input_len: int, output_len: int) -> int:
+    """Sequences that can go on without prompts piling up: each takes one token a step, and its successor's prompt
+    must be through when it ends.
+    """
+    return max(int(budget / (1 + input_len / output_len)), 1)
+
+
+def _limit(fits: list[Fit], slots: int, sustained: int, budget: int) -> str:
     """Which limit stops one more sequence first, as requests pile up."""
     worst, longest, average = fits
-    if average.by_pages < slots:
-        return f"pages: they hold {average.by_pages} sequences of these lengths on average, max_num_seqs allows {slots}"
+    least = min(slots, sustained, average.by_pages)
+    if average.by_pages == least < slots:
+        return f"pages: they hold {least} sequences of these lengths on average, max_num_seqs allows {slots}"
+    if sustained == least < slots:
+        return (
+            f"max_num_batched_tokens={budget}: beyond {least} sequences of these lengths prompts come faster than "
+            f"steps take them in, max_num_seqs allows {slots}"
+        )
     if longest.by_pages < slots:
         return (
             f"max_num_seqs={slots}; but pages hold only {longest.by_pages} sequences with their whole answers, so that "

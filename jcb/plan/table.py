@@ -89,6 +89,11 @@ def _sequences(plan: Plan) -> Iterator[tuple[str, ...]]:
         (f"actual use: on average {plan.average.tokens:,.0f} tokens", plan.average),
     ):
         yield name, f"{fit.pages:,.4g} pages", _count(fit, plan.max_num_seqs)
+    yield (
+        "whose prompts max_num_batched_tokens keeps up with",
+        f"{plan.max_num_batched_tokens:,}",
+        f"{plan.sustained:,}",
+    )
 
 
 def _count(fit: Fit, slots: int) -> str:
