@@ -39,10 +39,10 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check bench-start bench-structured clean
+.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check playground-pictures bench-start bench-structured clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' Makefile
 
 # ---- environment ----
 
@@ -157,6 +157,9 @@ bench-batching: install-bench ## continuous against static batching through the 
 
 gpu-check: install ## on a machine with an accelerator: kernels right? how close to the floor? (5 minutes)
 	$(PY) -m jcb.bench.chip_check $(ARGS)
+
+playground-pictures: install ## the playground's two pictures, of the default model at work (needs chromium)
+	$(PY) -m jcb.bench.playground_pictures $(ARGS)
 
 bench-start: install ## seconds to ready, with an empty compile cache and with a full one
 	$(PY) -m jcb.bench.start $(ARGS)

@@ -43,6 +43,8 @@ async def events(request: web.Request) -> web.StreamResponse:
     """The state of the batch, then every step, for as long as the reader stays and the server runs."""
     service = request.app[SERVICE]
     engine = service.require().engine
+    if request.method == "HEAD":
+        return web.Response(content_type="text/event-stream", charset="utf-8")
     watcher = engine.feed.watch()
     try:
         stream = EventStream(request)

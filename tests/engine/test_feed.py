@@ -196,6 +196,16 @@ def test_nothing_private_is_told():
     assert not any(str(token) in text for token in [*tokens, *bench.tokens["canary-id"]] if token > 9999)
 
 
+def test_padding_is_what_the_program_computed_beside_the_plan():
+    bench, feed, watcher = watched()
+    feed._metrics.record_bucket("prefill", 5, 16)
+    bench.add("a", range(5), 1)
+    bench.run()
+    step = fields(watcher.take(SIZE))[0]
+    assert sum(row[3] for row in step["rows"]) == 5
+    assert step["size"] == 16
+
+
 def test_a_bitmap_holds_the_pages():
     import base64
 

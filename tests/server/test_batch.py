@@ -139,6 +139,13 @@ async def test_a_reader_that_never_reads_loses_steps_and_is_cut_off(start_server
     await server.settle()
 
 
+async def test_only_the_head_is_sent_where_it_is_asked_for(server):
+    async with server.session.head(server.url + EVENTS) as response:
+        assert response.status == 200
+        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    assert server.async_engine.feed.num_watchers == 0
+
+
 async def test_a_drain_ends_the_events(server):
     async with reading(server) as events:
         await anext(events)

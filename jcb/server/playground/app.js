@@ -13,6 +13,7 @@ const WHAT = ["prompt chunk", "one token", "computed again"];
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 let history = new History();
 let shown = null; // number of the step shown; null: the newest
+let connection = { state: "off", words: "connecting" };
 let drawn = 0;
 let isDue = false;
 let hasKey = null; // settles when a key is given
@@ -47,7 +48,10 @@ async function follow() {
 
 function take(event) {
   if (event.object === "batch.state") {
-    if (history.frames.length && event.step < history.frames.at(-1).step) history = new History(); // another server
+    if (history.frames.length && event.step < history.frames.at(-1).step) { // another server
+      history = new History();
+      shown = null;
+    }
     history.begin(event);
     knobs.load(history.limits).catch((error) => { at("knobs-hint").textContent = error.message; });
   } else if (event.object === "batch.status") {
@@ -63,6 +67,13 @@ function take(event) {
 }
 
 function link(state, words) {
+  connection = { state, words };
+  showLink();
+}
+
+function showLink() {
+  const isPaused = connection.state === "live" && shown !== null;
+  const { state, words } = isPaused ? { state: "paused", words: "paused" } : connection;
   const pill = at("link");
   if (pill.textContent !== words) pill.textContent = words;
   pill.dataset.state = state;
@@ -118,11 +129,10 @@ function draw() {
 function drawFigures(frame, end) {
   const { frames, limits } = history;
   const numbers = figures(frames, end);
-  const ms = (value) => (Number.isNaN(value) ? "–" : value < 10 ? value.toFixed(1) : Math.round(value));
   const texts = {
     rate: numbers.rate.toFixed(numbers.rate < 100 ? 1 : 0),
-    ttft: `${ms(numbers.ttft)} ms`,
-    itl: `${ms(numbers.itl50)} / ${ms(numbers.itl95)} ms`,
+    ttft: time(numbers.ttft),
+    itl: time(numbers.itl50, numbers.itl95),
     running: `${frame.running} of ${history.knobs?.max_num_seqs.value ?? limits.slots}`,
     waiting: String(shown === null ? history.status.waiting ?? frame.waiting : frame.waiting),
     padding: `${Math.round(100 * numbers.padding)} %`,
@@ -133,8 +143,17 @@ function drawFigures(frame, end) {
   const words = describe(frame);
   at("summary").textContent = words;
   at("time").setAttribute("aria-valuetext", words);
-  at("moment").textContent = shown === null ? "" : `paused, ${(frames.at(-1).t - frame.t).toFixed(1)} s before the newest step`;
+  const behind = shown === null ? "" : `paused, ${(frames.at(-1).t - frame.t).toFixed(1)} s before the newest step`;
+  at("moment").textContent = [behind, history.lost ? `${history.lost} steps lost on the way` : ""].filter(Boolean).join("; ");
   if (at("rows-panel").open) drawRows(frame);
+}
+
+// Milliseconds as a person reads them, in one unit.
+function time(...values) {
+  const most = Math.max(...values);
+  if (Number.isNaN(most)) return "–";
+  const texts = values.map((value) => (most >= 1000 ? (value / 1000).toFixed(2) : value.toFixed(most < 10 ? 1 : 0)));
+  return `${texts.join(" / ")} ${most >= 1000 ? "s" : "ms"}`;
 }
 
 function describe(frame) {
@@ -165,7 +184,7 @@ function show(step) {
   const isPaused = step !== null;
   at("pause").setAttribute("aria-pressed", String(isPaused));
   at("live").disabled = !isPaused;
-  link(isPaused ? "paused" : "live", isPaused ? "paused" : "live");
+  showLink();
   draw();
   if (isPaused && history.frames.length) at("said").textContent = describe(history.frames[position()]);
 }

@@ -38,7 +38,8 @@ export class Chat {
     const opening = system.value.trim() ? [{ role: "system", content: system.value }] : [];
     const body = { messages: [...opening, ...this.messages], ...this.settings() };
     const note = await this.stream(body, answer);
-    this.messages.push({ role: "assistant", content: answer.body.textContent });
+    if (answer.body.textContent) this.messages.push({ role: "assistant", content: answer.body.textContent });
+    else this.messages.pop(); // a question without an answer is not asked again
     answer.note.textContent = note;
     log.setAttribute("aria-busy", "false");
     this.running = null;
