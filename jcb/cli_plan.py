@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from jcb.cli_options import EngineOptions, setting
+
+if TYPE_CHECKING:
+    from jcb.chips import Chip
+    from jcb.config import ModelConfig, ServeConfig
 
 _NONE = "(default: none)"
 
@@ -73,10 +79,30 @@ class Plan(EngineOptions):
         float | None,
         arg(help="seconds to compile one program, as measured", metavar="FLOAT", help_behavior_hint="(default: 5)"),
     ] = None
+    goal: Annotated[
+        str,
+        arg(
+            help="find settings for this, as in ttft=500ms,tpot=40ms; also itl, e2e",
+            metavar="GOAL",
+            help_behavior_hint=_NONE,
+        ),
+    ] = ""
+    goal_percentile: Annotated[float, arg(help="per cent of requests that must meet it")] = 90.0
+    request_rate: Annotated[float, arg(help="requests a second of the goal's workload")] = 1.0
+    workload: Annotated[
+        str,
+        arg(
+            help='as in "poisson rate=4 requests=500 prompt=lognormal(1155,1020) output=exponential(200)"',
+            help_behavior_hint="(default: poisson, 200 requests of --input-len, exponential --output-len)",
+        ),
+    ] = ""
+    output: Annotated[
+        Path | None, arg(help="TOML file to write the found settings to", metavar="FILE", help_behavior_hint=_NONE)
+    ] = None
     json: Annotated[bool, FlagCreatePairsOff, arg(help="print JSON instead of a table", help_behavior_hint="")] = False
 
     def run(self) -> int:
-        """Prints the plan; status 1 when a goal cannot be met."""
+        """Prints the plan, or the search for a goal; status 1 when it cannot be met."""
         from jcb.engine.model_shape import model_shape
         from jcb.plan import table
         from jcb.plan.place import parse_chips, split_of
@@ -91,6 +117,10 @@ class Plan(EngineOptions):
         chip, named = parse_chips(self.chip)
         devices = split_of(self.tp, config.mesh.tensor_parallel, named)
         model = model_shape(config.model)
+        if self.goal:
+            return self._search(config, model, chip, devices)
+        if self.workload or self.output:
+            raise ValueError("--workload and --output go with --goal")
         plan = make_plan(
             config, model, chip, devices=devices, replicas=max(named // devices, 1), input_len=self.input_len,
             output_len=self.output_len,
@@ -100,3 +130,28 @@ class Plan(EngineOptions):
         else:
             table.show(plan, self.compile_seconds)
         return 0
+
+    def _search(self, config: ServeConfig, model: ModelConfig, chip: Chip, devices: int) -> int:
+        """Search for the goal; prints what was found and writes the settings."""
+        from jcb import config_file, terminal
+        from jcb.plan import goal
+        from jcb.plan.table import search_json
+        from jcb.simulate import workloads
+
+        default = f"poisson rate={self.request_rate} requests=200 prompt={self.input_len or 1024} "
+        text = self.workload or default + f"output=exponential({self.output_len or 256})"
+        wanted, workload = goal.Goal.parse(self.goal, self.goal_percentile), workloads.parse(text)
+        longest = config.scheduler.max_model_len or model.max_position_embeddings
+        if not workload.max_model_len:
+            workload = dataclasses.replace(workload, max_model_len=longest)
+        with terminal.load_progress() as progress:
+            found = goal.search(config, model, chip, devices, wanted, workload, progress)
+        if self.json:
+            print(search_json(found))
+        else:
+            print(f"workload: {text}")
+            print(*goal.lines(found), sep="\n")
+        if self.output is not None:
+            self.output.write_text(config_file.dump(found.config), encoding="utf-8")
+            print(f"wrote {self.output}: jcb serve --config {self.output}", file=sys.stderr)
+        return 0 if found.best.is_met else 1

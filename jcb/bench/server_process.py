@@ -42,6 +42,8 @@ def serving(arguments: Sequence[str], *, timeout: float = 900.0) -> Generator[st
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
 
 
 def _wait_until_ready(process: subprocess.Popen[str], url: str, deadline: float) -> None:

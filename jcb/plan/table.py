@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jcb.plan.buckets import SECONDS_PER_PROGRAM
+from jcb.plan.goal import Search, Trial
 from jcb.plan.planner import Fit, Plan, Speed
 from jcb.simulate.report import seconds
 
@@ -29,6 +31,27 @@ def to_json(plan: Plan, compile_seconds: float | None) -> str:
         "floor_output_tokens_per_second_per_chip": plan.floor_full.output_rate / plan.devices,
     }
     return json.dumps(dataclasses.asdict(plan) | more, indent=1)
+
+
+def search_json(found: Search) -> str:
+    """A search as one JSON object: the goal, the best trial, all trials, what binds."""
+    return json.dumps(
+        {
+            "goal": dict(found.goal.limits),
+            "percentile": found.goal.percentile,
+            "workload": dataclasses.asdict(found.workload),
+            "met": found.best.is_met,
+            "binds": found.binds,
+            "best": _trial_dict(found.best),
+            "trials": [_trial_dict(trial) for trial in found.trials],
+        },
+        indent=1,
+    )
+
+
+def _trial_dict(trial: Trial) -> dict[str, object]:
+    """Infinity, which JSON lacks, is null."""
+    return dataclasses.asdict(trial) | {"worst": trial.worst if math.isfinite(trial.worst) else None}
 
 
 def show(plan: Plan, compile_seconds: float | None = None, console: Console | None = None) -> None:
