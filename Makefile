@@ -39,7 +39,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check playground-pictures bench-start bench-structured clean
+.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check playground-pictures bench-start bench-structured lab-check clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -163,6 +163,9 @@ playground-pictures: install ## the playground's two pictures, of the default mo
 
 bench-start: install ## seconds to ready, with an empty compile cache and with a full one
 	$(PY) -m jcb.bench.start $(ARGS)
+
+lab-check: install ## the simulator against this machine: calibrate, forecast, run (about ten minutes, nothing else running)
+	@$(PY) -m jcb.bench.forecast $(ARGS)
 
 bench-structured: install ## what rows with a grammar cost the others
 	$(PY) -m jcb.bench.structured $(ARGS)

@@ -20,6 +20,7 @@ from jcb import __version__, config_file
 from jcb.cli_bench import BENCHES
 from jcb.cli_options import EngineOptions, setting
 from jcb.cli_plan import Buckets, Plan
+from jcb.cli_simulate import Replay, Simulate
 
 _DESCRIPTION = "Serve language models with continuous batching, on CPUs, NVIDIA GPUs and TPUs."
 
@@ -194,6 +195,8 @@ COMMANDS: dict[str, Any] = {
     "aot": Aot,
     "buckets": Buckets,
     "plan": Plan,
+    "simulate": Simulate,
+    "replay": Replay,
     "doctor": Doctor,
     "export-tokenizer": ExportTokenizer,
 }

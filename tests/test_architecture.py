@@ -44,6 +44,8 @@ HOST_MODULES = (
     "jcb.engine.async_engine",
     "jcb.engine.llm",
     "jcb.simulate",
+    "jcb.simulate.command",
+    "jcb.simulate.replay",
     "jcb.steps.shapes",
     "jcb.server",
     "jcb.server.app",

@@ -18,7 +18,7 @@ import jax
 
 from jcb.checkpoint.default_model import default_model_path
 from jcb.checkpoint.reader import Checkpoint, open_checkpoint
-from jcb.config import ServeConfig
+from jcb.config import ModelConfig, ServeConfig
 from jcb.engine.admission import ModelInfo
 from jcb.engine.compile_cache import use_compile_cache
 from jcb.engine.core import EngineCore
@@ -53,6 +53,8 @@ class Engine:
     chat_template: ChatTemplate | None
     info: ModelInfo
     config: ServeConfig
+    model: ModelConfig
+    platform: str
     metrics: EngineMetrics
     report: Mapping[str, Any]
     generation_defaults: Mapping[str, float]
@@ -104,6 +106,8 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
             limits=limits,
         ),
         config=config,
+        model=model,
+        platform=device.platform,
         metrics=metrics,
         report={
             "device": str(jax.devices()[0]),

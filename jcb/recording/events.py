@@ -78,7 +78,7 @@ class Step:
     """One turn of the engine's loop; without rows nothing was dispatched, and the turn only took in results.
 
     Seconds: `before` from t to the start of the dispatch, `dispatch` of that call, `host` of the turn without its wait
-    for the device, `device` from when the device could begin this step until its result was taken.
+    for the device, `wait` that wait, `device` from when the device could begin this step until its result was taken.
     bucket: (tokens, rows, pages a row) of the program. failed: "dispatch" or "collect" where that raised; "void" for
     a step lost with another.
     """
@@ -89,6 +89,7 @@ class Step:
     preempted: tuple[int, ...] = ()
     bucket: tuple[int, int, int] = (0, 0, 0)
     host: float = 0.0
+    wait: float = 0.0
     device: float = 0.0
     before: float = 0.0
     dispatch: float = 0.0

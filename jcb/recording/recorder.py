@@ -283,6 +283,7 @@ class Recorder:
             preempted=tuple([self._number(name) for name in plan.preempted]),
             bucket=self._choose(plan) if plan.rows else (0, 0, 0),
             host=_round(times.host),
+            wait=_round(times.end - times.t - times.host),
             device=_round(device),
             before=_round(times.before),
             dispatch=_round(times.dispatch),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from jcb.simulate.stats import RunStats, Summary
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -58,3 +60,37 @@ def _spread(summary: Summary) -> str:
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole:.1%} ({part:,} of {whole:,})" if whole else "none"
+
+
+_COMPARED: tuple[tuple[str, Callable[[RunStats], float], Callable[[float], str]], ...] = (
+    ("TTFT p50", lambda stats: stats.ttft.quantile(0.5), seconds),
+    ("TTFT p99", lambda stats: stats.ttft.quantile(0.99), seconds),
+    ("TPOT p50", lambda stats: stats.tpot.quantile(0.5), seconds),
+    ("TPOT p99", lambda stats: stats.tpot.quantile(0.99), seconds),
+    ("ITL p99", lambda stats: stats.gaps.quantile(0.99), seconds),
+    ("output tokens/s", lambda stats: stats.per_second(stats.output_tokens), "{:,.1f}".format),
+    ("requests finished", lambda stats: stats.finished, "{:,.0f}".format),
+    ("preemptions", lambda stats: stats.preemptions, "{:,.0f}".format),
+    ("padding", lambda stats: stats.padding, "{:.1%}".format),
+    ("prompt tokens cached", lambda stats: stats.cached_tokens, "{:,.0f}".format),
+    ("steps", lambda stats: stats.steps, "{:,.0f}".format),
+)
+
+
+def comparison(runs: Mapping[str, RunStats], base: str) -> list[str]:
+    """Runs side by side; behind each but `base` how it differs from that one."""
+    table = [["", *[name if name == base else f"{name} (vs {base})" for name in runs]]]
+    for title, value_of, show in _COMPARED:
+        line = [title]
+        for name, stats in runs.items():
+            text = show(value_of(stats))
+            line.append(text if name == base else f"{text} ({_change(value_of(runs[base]), value_of(stats))})")
+        table.append(line)
+    widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
+    return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in table]
+
+
+def _change(before: float, after: float) -> str:
+    if before == after:
+        return "same"
+    return f"{after / before - 1:+.0%}" if before else "from 0"

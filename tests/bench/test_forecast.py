@@ -1,0 +1,50 @@
+"""The comparison of forecasts with real runs: its arithmetic, and its trials within what is compiled."""
+
+import copy
+
+import pytest
+
+from jcb.bench import forecast
+from jcb.bench.forecast import CEILING, calibration_trial, forecast_trials, kendall_tau, knob_trials, missed
+
+RESULT = {
+    "forecasts": [
+        {"name": "a", "step_error": 0.1, "ttft": {"error": 0.1}, "tpot": {"error": 0.2}},
+        {"name": "b", "step_error": 0.149, "ttft": {"error": 0.0}, "tpot": {"error": 0.0}},
+    ],
+    "ranking": {"kendall_tau": 0.8},
+}
+
+
+def test_kendall_tau_counts_pairs():
+    assert kendall_tau([1, 2, 3], [10, 20, 30]) == 1
+    assert kendall_tau([1, 2, 3], [30, 20, 10]) == -1
+    assert kendall_tau([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(4 / 6)
+
+
+def test_trials_fit_the_compiled_programs_and_differ():
+    trials = (calibration_trial(1.0), *forecast_trials(1.0), *knob_trials(1.0))
+    assert len(trials) == 12
+    for trial in trials:
+        assert trial.max_num_seqs <= CEILING.max_num_seqs
+        assert trial.max_num_batched_tokens <= CEILING.max_num_batched_tokens
+        assert trial.scheduler.max_num_seqs == trial.max_num_seqs
+        jobs = list(trial.workload.jobs())
+        assert all(len(job.prompt) + job.output_tokens <= CEILING.max_model_len for job in jobs)
+    assert len({(trial.max_num_seqs, trial.max_num_batched_tokens) for trial in knob_trials(1.0)}) == 8
+    assert len({trial.workload for trial in knob_trials(1.0)}) == 1
+
+
+def test_what_is_missed_is_told():
+    assert missed(RESULT) == []
+    bad = copy.deepcopy(RESULT)
+    bad["forecasts"][0]["step_error"] = 0.15
+    bad["forecasts"][1]["ttft"]["error"] = 0.21
+    bad["ranking"]["kendall_tau"] = 0.79
+    assert len(missed(bad)) == 3
+
+
+def test_the_machine_is_measured_beside_it():
+    speed = forecast.machine_speed()
+    assert speed["read_gbs"] > 0.1
+    assert speed["gflops"] > 0.1
