@@ -31,10 +31,11 @@ Task = Callable[[], dict[str, Any]]
 ROWS, CONTEXT, CHUNK = 64, 2048, 512
 DECODE, PREFILL = f"decode {ROWS}", f"prefill {CHUNK} x {ROWS}"
 SMALL = "smollm2-135m"
+MODELS = (SMALL, "llama-3.1-8b", "qwen3-8b")
 
 
 def config(topology: Topology) -> ServeConfig:
-    """The setting of the issue's figures: 64 rows of 2,048 tokens, and pages for exactly these."""
+    """64 rows of 2,048 tokens, and pages for exactly these."""
     page_size = 128 if topology.chip.platform == "tpu" else 64
     return ServeConfig(
         dtype="bfloat16",
@@ -45,13 +46,13 @@ def config(topology: Topology) -> ServeConfig:
 
 
 def steps(topology: Topology) -> list[Task]:
-    """decode_step of every preset and prefill_step of the small one, which is on one device."""
-    return _steps(topology, [(name, DECODE) for name in PRESETS] + [(SMALL, PREFILL)])
+    """decode_step of every model and prefill_step of the small one, which is on one device."""
+    return _steps(topology, [(name, DECODE) for name in MODELS] + [(SMALL, PREFILL)])
 
 
 def chunks(topology: Topology) -> list[Task]:
-    """prefill_step of the large presets: the programs that compile longest."""
-    return _steps(topology, [(name, PREFILL) for name in PRESETS if name != SMALL])
+    """prefill_step of the large models: the programs that compile longest."""
+    return _steps(topology, [(name, PREFILL) for name in MODELS if name != SMALL])
 
 
 def _steps(topology: Topology, programs: list[tuple[str, str]]) -> list[Task]:

@@ -13,10 +13,9 @@ import pytest
 
 from jcb.aot.preflight import environment
 from jcb.chips import parse_topology
-from jcb.models.presets import PRESETS
 from pallas_kernels.kv_write import cases as write_cases
 from pallas_kernels.paged_attention import cases as attention_cases
-from tests.aot.compile_chip import DECODE, PREFILL, SMALL
+from tests.aot.compile_chip import DECODE, MODELS, PREFILL, SMALL
 
 TOPOLOGIES = ("v5e:2x2", "v6e:2x1", "v5p:1x1x1", "tpu7x:1x1x1", "h100", "h200", "b200")
 """As many devices as hold 8 billion parameters and 131,072 tokens; both cores of a tpu7x chip would do, one does."""
@@ -64,7 +63,7 @@ def check_step(topology: str, step: dict) -> None:
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_steps_work_in_place_near_the_floor(topology):
     steps = usual(topology, "step")
-    assert [(step["model"], step["program"]) for step in steps] == [*((m, DECODE) for m in PRESETS), (SMALL, PREFILL)]
+    assert [(step["model"], step["program"]) for step in steps] == [*((m, DECODE) for m in MODELS), (SMALL, PREFILL)]
     for step in steps:
         check_step(topology, step)
 
@@ -75,7 +74,7 @@ def test_steps_work_in_place_near_the_floor(topology):
 def test_chunks_of_large_models_work_in_place(topology):
     """Compiling these takes minutes a chip, so `make test` does it for one TPU and one GPU."""
     steps = compiled(topology, "chunks")
-    assert [(step["model"], step["program"]) for step in steps] == [(m, PREFILL) for m in PRESETS if m != SMALL]
+    assert [(step["model"], step["program"]) for step in steps] == [(m, PREFILL) for m in MODELS if m != SMALL]
     for step in steps:
         check_step(topology, step)
 
