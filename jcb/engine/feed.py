@@ -37,7 +37,9 @@ class Guest:
     number: int
     sequence: Sequence
     slot: int  # -1: it was preempted and waits
+    prompt: int  # tokens of its prompt
     pages: tuple[int, ...] = ()
+    turn: int = 0  # of the feed, when it last had a row
     last_token: float = 0.0  # when its last token came, on the engine's clock; 0: none has
 
     def fields(self) -> Fields:
@@ -47,7 +49,7 @@ class Guest:
         return {
             "id": self.number,
             "slot": self.slot,
-            "prompt": len(request.prompt_token_ids),
+            "prompt": self.prompt,
             "most": request.max_tokens,
             "cached": sequence.num_cached,
             "queued_ms": _ms(0.0 if first is None else first - request.arrival_time),
@@ -79,6 +81,7 @@ class StepFeed:
         self._ring: list[Entry | None] = [None] * SIZE
         self._guests: dict[str, Guest] = {}  # by request id
         self._num_guests = 0
+        self._turn = 0
         self._cached_told = -math.inf
         self.head = 0  # number of the last entry
         self.num_watchers = 0
@@ -116,6 +119,7 @@ class StepFeed:
         self, plan: StepPlan, outputs: list[SequenceOutput], stats: Mapping[str, int], times: StepTimes
     ) -> Fields:
         now = self._clock()
+        self._turn += 1
         draft = Draft()
         tokens, gaps, first = self._tokens(outputs, now)
         rows = [self._row(row, draft) for row in plan.rows]
@@ -123,11 +127,11 @@ class StepFeed:
             "t": round(now - self._origin, 4),
             "host_ms": _ms(times.host),
             "device_ms": None if times.device is None else _ms(times.device),
-            "size": max(self._metrics.step_size, plan.num_tokens) if rows else 0,
+            "size": max(self._metrics.step_size, sum([row[3] for row in rows])) if rows else 0,
             "rows": rows,
             "joined": draft.joined,
             "pages": draft.pages,
-            "left": self._part(plan, draft),
+            "left": [] if len(rows) == len(self._guests) else self._part(),
             "preempted": len(plan.preempted),
             "tokens": tokens,
             "ttft_ms": first,
@@ -145,34 +149,34 @@ class StepFeed:
             fields["cached_map"] = bitmap(self._cached(), stats["pages_total"] + 1)
         return fields
 
-    def _row(self, row: ScheduledRow, draft: Draft) -> list[int]:
+    def _row(self, row: ScheduledRow, draft: Draft) -> tuple[int, int, int, int, int]:
         """[number, slot, start, q_len, kind]; kind: 0 prefill, 1 decode, 2 prefill again after a preemption."""
-        sequence = row.sequence
-        request = sequence.request
-        guest = self._guests.get(request.request_id)
+        sequence, table, q_len = row.sequence, row.page_table, row.q_len
+        guest = self._guests.get(sequence.request.request_id)
         if guest is None or guest.sequence is not sequence:
-            self._num_guests += 1
-            guest = self._guests[request.request_id] = Guest(self._num_guests, sequence, row.slot)
-            draft.joined.append(guest.fields())
-        if guest.pages is not row.page_table:
+            guest = self._join(sequence, row.slot, draft)
+        guest.turn = self._turn
+        if guest.pages is not table:
             known = 0 if row.kind is not RowKind.CONTINUED else len(guest.pages)
-            draft.pages.append([guest.number, known, row.page_table[known:]])
-            guest.pages, guest.slot = row.page_table, row.slot
-        if row.q_len == 1 and row.start >= len(request.prompt_token_ids):
-            kind = 1
-        else:
-            kind = 2 if sequence.num_preemptions else 0
-        draft.seen.add(guest.number)
-        return [guest.number, row.slot, row.start, row.q_len, kind]
+            draft.pages.append([guest.number, known, table[known:]])
+            guest.pages, guest.slot = table, row.slot
+        kind = 1 if q_len == 1 and row.start >= guest.prompt else 2 if sequence.num_preemptions else 0
+        return guest.number, guest.slot, row.start, q_len, kind
 
-    def _part(self, plan: StepPlan, draft: Draft) -> list[int]:
+    def _join(self, sequence: Sequence, slot: int, draft: Draft) -> Guest:
+        self._num_guests += 1
+        request = sequence.request
+        guest = Guest(self._num_guests, sequence, slot, len(request.prompt_token_ids))
+        self._guests[request.request_id] = guest
+        draft.joined.append(guest.fields())
+        return guest
+
+    def _part(self) -> list[int]:
         """Numbers of the guests that hold no slot any more; those that ended are forgotten."""
-        if len(draft.seen) == len(self._guests):
-            return []
         left = []
         for name, guest in list(self._guests.items()):
             status = guest.sequence.status
-            if guest.number in draft.seen or status is SequenceStatus.RUNNING:
+            if guest.turn == self._turn or status is SequenceStatus.RUNNING:
                 continue
             if guest.slot >= 0:
                 left.append(guest.number)
@@ -183,20 +187,22 @@ class StepFeed:
 
     def _tokens(self, outputs: list[SequenceOutput], now: float) -> tuple[int, list[list[float]], list[float]]:
         """Tokens gained; times between two of a sequence as [ms, how often]; times to the first ones."""
-        total, gaps, first = 0, dict[float, int](), list[float]()
+        total, spans, first = 0, dict[tuple[float, int], int](), list[float]()
+        guests = self._guests
         for output in outputs:
             count = len(output.token_ids)
-            guest = self._guests.get(output.request_id) if count else None
             total += count
-            if guest is None:
+            guest = guests.get(output.request_id)
+            if guest is None or not count:
                 continue
             if guest.last_token:
-                gap = _ms((now - guest.last_token) / count)
-                gaps[gap] = gaps.get(gap, 0) + count
+                span = guest.last_token, count  # the same for nearly all rows of a step
+                spans[span] = spans.get(span, 0) + count
             elif guest.sequence.num_preemptions == 0 and len(guest.sequence.output_token_ids) == count:
                 first.append(_ms(now - guest.sequence.request.arrival_time))
             guest.last_token = now
-        return total, [[gap, count] for gap, count in gaps.items()], first
+        gaps = [[_ms((now - last) / count), times] for (last, count), times in spans.items()]
+        return total, gaps, first
 
     # -- the event loop
 
@@ -225,7 +231,6 @@ class Draft:
 
     joined: list[Fields] = field(default_factory=list)
     pages: list[list[Any]] = field(default_factory=list)
-    seen: set[int] = field(default_factory=set)
 
 
 class Watcher:
