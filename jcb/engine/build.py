@@ -18,7 +18,7 @@ import jax
 
 from jcb.checkpoint.default_model import default_model_path
 from jcb.checkpoint.reader import Checkpoint, open_checkpoint
-from jcb.config import ModelConfig, ServeConfig
+from jcb.config import Limits, ModelConfig, ServeConfig
 from jcb.engine.admission import ModelInfo
 from jcb.engine.compile_cache import use_compile_cache
 from jcb.engine.core import EngineCore
@@ -98,13 +98,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
         executor=executor,
         tokenizer=tokenizer,
         chat_template=load_chat_template(tokenizer, _template_source(config)),
-        info=ModelInfo(
-            name=config.server.served_model_name or _model_name(checkpoint, config),
-            vocab_size=limits.vocab_size,
-            max_model_len=limits.max_model_len,
-            eos_token_ids=checkpoint.eos_token_ids,
-            limits=limits,
-        ),
+        info=_info(checkpoint, config, limits),
         config=config,
         model=model,
         platform=device.platform,
@@ -120,6 +114,16 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
             **dataclasses.asdict(memory),
         },
         generation_defaults=checkpoint.generation_defaults,
+    )
+
+
+def _info(checkpoint: Checkpoint, config: ServeConfig, limits: Limits) -> ModelInfo:
+    return ModelInfo(
+        name=config.server.served_model_name or _model_name(checkpoint, config),
+        vocab_size=limits.vocab_size,
+        max_model_len=limits.max_model_len,
+        eos_token_ids=checkpoint.eos_token_ids,
+        limits=limits,
     )
 
 
