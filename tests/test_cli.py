@@ -28,7 +28,10 @@ def printed_config(capsys, tmp_path, *args):
     return config_file.load(path)
 
 
-@pytest.mark.parametrize("args", [["--help"], *([name, "--help"] for name in cli.COMMANDS)], ids=" ".join)
+HELPS = [["--help"], *([name, "--help"] for name in cli.COMMANDS), *(["bench", n, "--help"] for n in cli.BENCHES)]
+
+
+@pytest.mark.parametrize("args", HELPS, ids=" ".join)
 def test_help_imports_nothing_heavy(args):
     code = (
         "import sys\nfrom jcb.cli import main\n"

@@ -22,7 +22,8 @@ def parse_chips(text: str) -> tuple[Chip, int]:
         return topology.chip, topology.num_devices
     chip = chip_named(text.strip())
     if chip.platform == "cpu":
-        chip = dataclasses.replace(chip, memory=physical_memory(), dtype=auto_dtype("cpu"))
+        title = f"this machine (speeds of {chip.title})"
+        chip = dataclasses.replace(chip, title=title, memory=physical_memory(), dtype=auto_dtype("cpu"))
     return chip, 1
 
 

@@ -1,10 +1,12 @@
 """`jcb bench throughput` and `latency` over a scripted engine: counts, keys, lines."""
 
+import json
 import random
 from types import SimpleNamespace
 
 import pytest
 
+from jcb import cli, cli_bench
 from jcb.bench import offline
 from jcb.bench.serving.datasets import Dataset
 from jcb.engine.choice import Choice
@@ -73,3 +75,22 @@ def test_a_report_is_printed_and_written(tmp_path):
     offline.report({"a": 1}, ["one", "two"], tmp_path / "r.json", said.append)
     assert said == ["one", "two", f"wrote {tmp_path / 'r.json'}"]
     assert (tmp_path / "r.json").read_text() == '{\n    "a": 1\n}\n'
+
+
+def test_both_commands(tmp_path, capsys, monkeypatch, llm):
+    """Flags as scripts for vLLM give them, settings of the engine among them."""
+    asked = []
+    monkeypatch.setattr(cli_bench, "_llm", lambda options: asked.append(options.serve_config()) or llm)
+    model = ["--model", "m.gguf", "--max-num-seqs", "3", "--seed", "7"]
+    output = tmp_path / "result.json"
+    command = ["bench", "throughput", "--input-len", "10", "--output-len", "4", "--num-prompts", "3", "--n", "2"]
+    assert cli.main([*command, *model, "--output-json", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "Total num prompt tokens:  30\nTotal num output tokens:  24\n" in printed
+    assert json.loads(output.read_text())["num_requests"] == 3
+    command = ["bench", "latency", "--input-len", "8", "--output-len", "3", "--batch-size", "2", "--num-iters", "2"]
+    assert cli.main([*command, *model, "--num-iters-warmup", "1", "--output-json", str(output)]) == 0
+    assert capsys.readouterr().out.startswith("Avg latency: ")
+    assert len(json.loads(output.read_text())["latencies"]) == 2
+    assert [(c.model, c.scheduler.max_num_seqs, c.engine.seed) for c in asked] == [("m.gguf", 3, 7)] * 2
+    assert cli.main([*command, *model, "--n", "0"]) == 2

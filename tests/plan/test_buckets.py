@@ -7,10 +7,15 @@ import random
 import pytest
 
 from jcb import cli, config_file
+from jcb.chips import CHIPS
 from jcb.config import Limits, SchedulerConfig, ServeConfig
 from jcb.engine.llm import LLM
+from jcb.models.presets import PRESETS
 from jcb.plan.buckets import OTHER_PROGRAMS, choose_buckets
 from jcb.plan.demand import Demand
+from jcb.simulate.setup import make_engine
+from jcb.simulate.simulation import Simulation
+from jcb.simulate.workloads import parse
 from jcb.steps.shapes import Shapes
 from jcb.types import SamplingParams
 from tests.checkpoint.tiny_model import VOCAB, write_tiny_gguf
@@ -103,6 +108,17 @@ def test_the_command_on_lengths(tmp_path, capsys):
     assert "token_buckets       = [40, 512]" in printed
     assert "decode_row_buckets  = [2, 4]" in printed
     assert cli.main([*command, "--requests", "0"]) == 2
+
+
+def test_the_simulator_pads_as_the_buckets_say():
+    """20 prompt tokens in a step of 21, then 4 decode steps of one row in 3: 21 + 4 x 3."""
+    config = config_file.override(
+        ServeConfig(),
+        {"max_num_seqs": 8, "max_num_batched_tokens": 64, "decode_row_buckets": (3, 8), "token_buckets": (21, 64)},
+    )
+    engine = make_engine(PRESETS["smollm2-135m"], CHIPS["h200"], config)
+    stats = Simulation(engine.spec, parse("burst requests=1 prompt=20 output=5")).run()
+    assert (stats.tokens, stats.padded_tokens) == (20 + 4, 21 + 4 * 3)
 
 
 def test_an_engine_runs_exactly_the_chosen_programs(tmp_path):
