@@ -13,7 +13,7 @@ from jcb.engine.admission import check_int
 from jcb.server.auth import TENANT
 from jcb.server.responses_schema import ResponsesBody
 from jcb.server.schema import MAX_STREAM_INTERVAL, ChatBody, CompletionBody, GenerateBody
-from jcb.server.structured import structured_of
+from jcb.server.structured import structured_of, text_option
 from jcb.server.tools import ToolUse
 from jcb.types import MAX_LOGPROBS, RequestError, SamplingParams
 
@@ -64,7 +64,8 @@ def response_params(body: ResponsesBody, defaults: Mapping[str, Any]) -> Samplin
     """None for max_output_tokens: up to the model's length."""
     if body.max_output_tokens is not None:
         check_int("max_output_tokens", body.max_output_tokens, 1, None)
-    return _params(_as_generate(body), defaults, body.max_output_tokens, None, None)
+    params = _params(_as_generate(body), defaults, body.max_output_tokens, None, None)
+    return dataclasses.replace(params, structured=text_option(body.text or {}))
 
 
 def check_labels(request: web.Request, body: GenerateBody) -> None:

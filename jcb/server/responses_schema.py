@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from jcb.server.schema import Body, Message, TemplateOptions, TextContent, span
+from jcb.server.structured import TextOption
 
 
 class InputMessage(BaseModel):
@@ -34,6 +35,7 @@ class ResponsesBody(Body):
     temperature: Annotated[float, span(0, 10)] = 1.0
     top_p: Annotated[float, span(0, 1, low_open=True)] = 1.0
     stream: bool = False
+    text: TextOption | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
 
     narrow: ClassVar[Mapping[str, Mapping[str, Any]]] = {"metadata": {"status": "label"}}
@@ -61,7 +63,7 @@ class ResponsesBody(Body):
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": self.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"}, **{k: v for k, v in (self.text or {}).items() if v is not None}},
             "tool_choice": "auto",
             "tools": [],
             "top_p": self.top_p,

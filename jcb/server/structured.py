@@ -44,6 +44,34 @@ _ResponseFormat = Annotated[
         }
     ),
 ]
+_FORMAT = {
+    "oneOf": [
+        {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}, "required": ["type"]},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "json_schema"},
+                "name": {"type": "string", "maxLength": 64},
+                "description": {"type": "string"},
+                "schema": {"type": "object"},
+                "strict": {"type": ["boolean", "null"]},
+            },
+            "required": ["type", "schema"],
+            "additionalProperties": False,
+        },
+    ]
+}
+TextOption = Annotated[
+    dict[str, Any],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {"format": _FORMAT, "verbosity": {"enum": ["medium"]}},
+            "additionalProperties": False,
+        }
+    ),
+]
+"""The `text` of a response request: {format, verbosity}."""
 _StructuredOutputs = Annotated[
     dict[str, Any],
     WithJsonSchema(
@@ -109,6 +137,19 @@ def response_format(given: Mapping[str, Any], param: str = "response_format") ->
     if not isinstance(spec, Mapping):
         raise _invalid(where, "must be an object with name and schema")
     return json_schema(spec, where)
+
+
+def text_option(given: Mapping[str, Any], param: str = "text") -> Structured | None:
+    """The field of /v1/responses: its format has the schema's fields beside `type`."""
+    _only(given, {"format", "verbosity"}, param)
+    if given.get("verbosity") not in (None, "medium"):
+        raise RequestError(f"{param}.verbosity must be medium", param=f"{param}.verbosity", code="unsupported_field")
+    form, where = given.get("format"), f"{param}.format"
+    if form is None:
+        return None
+    if not isinstance(form, Mapping):
+        raise _invalid(where, "must be an object with a type")
+    return json_schema(form, where) if form.get("type") == "json_schema" else response_format(form, where)
 
 
 def json_schema(spec: Mapping[str, Any], where: str) -> Structured:

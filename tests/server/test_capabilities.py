@@ -99,6 +99,7 @@ OWN = {
         "max_output_tokens": ({}, 3),
         "temperature": ({"temperature": 0.0}, 1.5),
         "top_p": ({"temperature": 10.0}, 1e-6),
+        "text": ({}, {"format": {"type": "json_schema", "name": "seven", "schema": {"const": 7}}}),
     },
 }
 BASE = {

@@ -77,6 +77,7 @@ GOOD = {
     "messages": set(),
     "metadata": {"empty object"},
     "response_format": {"empty object"},
+    "text": {"empty object"},
     "structured_outputs": {"empty object"},
     "guided_json": {"empty object", "object", "empty text", "empty list"},  # empty ones ask for nothing
     "guided_regex": {"text", "empty text"},

@@ -104,7 +104,11 @@ async def test_the_stream_builds_up_the_same_response(server):
         ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
+        ({"text": {"format": "json"}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"style": "short"}}, "text"),
         ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 11}, "temperature"),
@@ -116,6 +120,17 @@ async def test_the_stream_builds_up_the_same_response(server):
 )
 async def test_what_cannot_be_done_is_refused(server, fields, param):
     assert (await refused(server, PATH, {"input": "Hi", "max_output_tokens": 2} | fields))["param"] == param
+
+
+async def test_the_answer_has_the_form_that_was_asked_for(server):
+    form = {"type": "json_schema", "name": "seven", "schema": {"const": 7}, "strict": True}
+    answer = await ask(server, text={"format": form}, temperature=1)
+    assert (answer["output"][0]["content"][0]["text"], answer["status"]) == ("7", "completed")
+    assert answer["text"] == {"format": form}
+    events = await events_of(server, text={"format": form, "verbosity": "medium"}, temperature=1)
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == "7"
+    whole = await ask(server, text={"format": {"type": "json_object"}}, temperature=1, max_output_tokens=50)
+    assert whole["output"][0]["content"][0]["text"].lstrip().startswith("{")
 
 
 async def test_an_error_on_the_way_is_an_event(start_server):
