@@ -89,6 +89,6 @@ function summary(history, frame, held) {
   if (!frame) return "No step yet.";
   const shared = [...held.values()].filter((owners) => owners.length > 1).length;
   const free = history.limits.pages - frame.used - frame.cached;
-  return `${frame.used} of ${history.limits.pages} pages held by ${frame.tables.size} sequences, ` +
+  return `${frame.used} of ${history.limits.pages} pages held by ${frame.tables.size} sequence${frame.tables.size === 1 ? "" : "s"}, ` +
     `${shared} of them shared; ${frame.cached} kept, ${free} free.`;
 }
