@@ -218,7 +218,7 @@ class Scheduler:
         static = self.config.admission == "static"
         if static and self._roster.num_running:
             return
-        while self._has_free_slot and (draft.budget > 0 or static):
+        while self._roster.num_running < self.config.max_num_seqs and (draft.budget > 0 or static):
             record = self._roster.first_waiting()
             if record is None or record.num_pending or not self._start(record, draft):
                 return
@@ -258,10 +258,6 @@ class Scheduler:
         while record.slot < 0 and not self._start(record, draft):
             self._preempt(draft, next(self._roster.youngest()))
         self._plan_chunk(draft, record)
-
-    @property
-    def _has_free_slot(self) -> bool:
-        return self._roster.num_running < self.config.max_num_seqs
 
     def _keep_to_slots(self, draft: Draft) -> None:
         """The youngest leave when fewer may run than do."""

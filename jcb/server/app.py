@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from aiohttp import web
 
 from jcb.config import ServerConfig
-from jcb.server import batch, playground
+from jcb.server import batch, page
 from jcb.server.auth import Keys, auth_middleware, check_bind
 from jcb.server.connections import Connection, ConnectionLimit, raise_file_limit
 from jcb.server.cors import add_origin, cors_middleware, origins_of
@@ -54,7 +54,7 @@ def _make_app(service: Service, served: tuple[Route, ...], keys: Keys) -> web.Ap
     )
     app[SERVICE] = service
     app[REGISTRY] = create_registry(service)
-    app[playground.FILES] = playground.read_files()
+    app[page.FILES] = page.read_files()
     app[DOCUMENT] = make_document(served, has_keys=bool(keys.users))
     for route in served:
         app.router.add_route(route.method, route.path, route.handler)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from jcb.config import ServerConfig
 from jcb.server import answers as a
-from jcb.server import batch, health, metrics, models, openapi, playground, profile, tokens
+from jcb.server import batch, health, metrics, models, openapi, page, profile, tokens
 from jcb.server.access import Access
 from jcb.server.capabilities import capabilities
 from jcb.server.chat import chat_completions
@@ -87,8 +87,8 @@ EVENTS = Route(
     "GET", "/v1/batch/events", batch.events, "The live batch: server-sent events without an end", streams=True
 )
 PLAYGROUND_ROUTES = (
-    Route("GET", "/", playground.page, "The playground: a page for browsers", Access.PUBLIC),
-    Route("GET", "/playground/{name}", playground.part, "Scripts and styles of that page", Access.PUBLIC),
+    Route("GET", "/", page.page, "The playground: a page for browsers", Access.PUBLIC),
+    Route("GET", "/playground/{name}", page.part, "Scripts and styles of that page", Access.PUBLIC),
     EVENTS,
     Route("GET", "/v1/batch/knobs", batch.knobs, "What can be changed while it runs", answer=a.Knobs),
 )

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from jcb.server.playground import INDEX, read_files
+from jcb.server.page import INDEX, read_files
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

@@ -1,4 +1,4 @@
-"""The page at `/`: files of this folder, read once, with headers that let it load nothing from anywhere else."""
+"""The page at `/`: the files of playground/, read once, with headers that let it load nothing from anywhere else."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from aiohttp import web
 
 INDEX = "index.html"
+_FOLDER = Path(__file__).parent / "playground"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": (
@@ -24,7 +25,7 @@ _HEADERS = {
 
 def read_files() -> Mapping[str, bytes]:
     """Name → content of every file that the page may ask for."""
-    return {path.name: path.read_bytes() for path in Path(__file__).parent.iterdir() if path.suffix in _TYPES}
+    return {path.name: path.read_bytes() for path in _FOLDER.iterdir() if path.suffix in _TYPES}
 
 
 async def page(request: web.Request) -> web.Response:
