@@ -245,7 +245,7 @@ class RowKind(enum.Enum):
     RESUMED = "resumed"  # after a preemption: the same slot state must be built again
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)  # never changed; frozen ones take six times as long to make, and every row of a step is one
 class ScheduledRow:
     """One sequence's part in one step: positions [start, start + q_len) of it are computed.
 
@@ -287,7 +287,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(row.q_len for row in self.rows)
+        return sum([row.q_len for row in self.rows])
 
     @property
     def num_decode_rows(self) -> int:
@@ -321,7 +321,7 @@ class StepResult:
     prompt_logprobs: Mapping[int, list[Logprobs]] = field(default_factory=dict)
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)  # never changed; not frozen for the same reason as ScheduledRow
 class SequenceOutput:
     """What one sequence gained in a step, or its end. At most one output a sequence has a finish_reason."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from jcb.chips import Chip
 from jcb.config import ModelConfig
@@ -22,8 +22,7 @@ StepCost = Callable[[StepPlan], float]
 """Seconds that a plan takes on the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """A step as its cost sees it.
 
     tokens and rows were asked for, padded_ ones are computed. Cache tokens read: decode_kv by rows of one token,
@@ -50,8 +49,7 @@ class CostModel(Protocol):
 def work_of(plan: StepPlan, shapes: Shapes) -> StepWork:
     """The work of a plan in the bucket that holds it."""
     rows = plan.rows
-    count = len(rows)
-    tokens = plan.num_tokens
+    count, tokens = len(rows), plan.num_tokens
     if tokens == count and not any(row.wants_prompt_logprobs for row in rows):
         shape = shapes.fit(tokens, count, only_decodes=True)
         kv = sum([row.start for row in rows]) + count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,7 @@ class HashedTokens:
         return hash((self._prompts[row.slot], row.kv_len)) % self._vocab_size
 
 
-@dataclass(frozen=True, slots=True)
-class SimHandle:
+class SimHandle(NamedTuple):
     """A plan on the pretended device: what it yields, and when."""
 
     result: StepResult
