@@ -15,6 +15,7 @@ from jcb.cli_options import EngineOptions, setting
 if TYPE_CHECKING:
     from jcb.chips import Chip
     from jcb.config import ModelConfig, ServeConfig
+    from jcb.simulate.fit import Calibration
 
 _NONE = "(default: none)"
 
@@ -79,6 +80,10 @@ class Plan(EngineOptions):
         float | None,
         arg(help="seconds to compile one program, as measured", metavar="FLOAT", help_behavior_hint="(default: 5)"),
     ] = None
+    calibration: Annotated[
+        Path | None,
+        arg(help="step times that `jcb simulate --calibrate` fitted", metavar="FILE", help_behavior_hint=_NONE),
+    ] = None
     goal: Annotated[
         str,
         arg(
@@ -123,13 +128,19 @@ class Plan(EngineOptions):
             raise ValueError("--workload and --output go with --goal")
         plan = make_plan(
             config, model, chip, devices=devices, replicas=max(named // devices, 1), input_len=self.input_len,
-            output_len=self.output_len,
+            output_len=self.output_len, fitted=self._fitted(),
         )  # fmt: skip
         if self.json:
             print(table.to_json(plan, self.compile_seconds))
         else:
             table.show(plan, self.compile_seconds)
         return 0
+
+    def _fitted(self) -> Calibration | None:
+        """The step times of --calibration."""
+        from jcb.simulate.fit import Calibration
+
+        return None if self.calibration is None else Calibration.load(self.calibration)
 
     def _search(self, config: ServeConfig, model: ModelConfig, chip: Chip, devices: int) -> int:
         """Search for the goal; prints what was found and writes the settings."""
@@ -145,7 +156,7 @@ class Plan(EngineOptions):
         if not workload.max_model_len:
             workload = dataclasses.replace(workload, max_model_len=longest)
         with terminal.load_progress() as progress:
-            found = goal.search(config, model, chip, devices, wanted, workload, progress)
+            found = goal.search(config, model, chip, devices, wanted, workload, progress, self._fitted())
         if self.json:
             print(search_json(found))
         else:

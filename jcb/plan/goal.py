@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from jcb.chips import Chip
 from jcb.config import ModelConfig, ServeConfig, replace
-from jcb.plan.planner import fitting_engine, floor
-from jcb.simulate.setup import Engine, make_engine
+from jcb.plan.planner import fitting_engine, floor, timed_engine
+from jcb.simulate.fit import Calibration
+from jcb.simulate.setup import Engine
 from jcb.simulate.simulation import Simulation
 from jcb.simulate.stats import RunStats, Summary
 from jcb.simulate.workloads import Synthetic
@@ -86,22 +87,23 @@ class Search:
 
 def search(
     config: ServeConfig, model: ModelConfig, chip: Chip, devices: int, goal: Goal, workload: Synthetic,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Callable[[str, int, int], None] | None = None, fitted: Calibration | None = None,
 ) -> Search:  # fmt: skip
     """Try max_num_seqs × max_num_batched_tokens; buckets are left to the usual ladders, which fit any pair.
 
     More max_num_seqs than a trial made use of are not tried: they would change nothing.
-    progress("simulate", done, total). ValueError where the model does not fit the chip.
+    progress("simulate", done, total). fitted: step times instead of the chip's roofline. ValueError where the model
+    does not fit the chip.
     """
     config = replace(config, "scheduler", decode_row_buckets=(), prefill_row_buckets=(), token_buckets=())
     given = config.scheduler
-    fitting_engine(config, model, chip, devices)
+    fitting_engine(config, model, chip, devices, fitted)
     pairs = list(_pairs(given.max_num_seqs, given.max_num_batched_tokens))
     trials: list[Trial] = []
     for index, (tokens, seqs) in enumerate(pairs):
         last = trials[-1] if trials and trials[-1].max_num_batched_tokens == tokens else None
         if last is None or last.rows == last.max_num_seqs:  # else there was room for more: no one waited for a slot
-            engine = make_engine(model, chip, _with(config, devices, seqs, tokens))
+            engine = timed_engine(model, chip, _with(config, devices, seqs, tokens), fitted)
             trials.append(_trial(engine, goal, workload))
         if progress is not None:
             progress("simulate", index + 1, len(pairs))
@@ -113,7 +115,7 @@ def search(
         config=chosen,
         best=best,
         trials=tuple(trials),
-        binds="" if best.is_met else _binds(make_engine(model, chip, chosen), goal, workload, best),
+        binds="" if best.is_met else _binds(timed_engine(model, chip, chosen, fitted), goal, workload, best),
     )
 
 

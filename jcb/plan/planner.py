@@ -17,6 +17,7 @@ from jcb.engine.memory import RESERVED_FOR_TEMPORARIES, Device
 from jcb.engine.resolve import page_bytes, plan_memory
 from jcb.models.specs import leaves, param_specs
 from jcb.plan.buckets import OTHER_PROGRAMS
+from jcb.simulate.fit import Calibration
 from jcb.simulate.setup import Engine, make_engine
 from jcb.simulate.shape import ModelShape
 from jcb.simulate.simulation import Simulation
@@ -104,6 +105,7 @@ class Plan:
     alone: Speed
     full: Speed
     preemptions: int
+    is_fitted: bool
 
     @property
     def programs(self) -> int:
@@ -113,14 +115,15 @@ class Plan:
 
 def make_plan(
     config: ServeConfig, model: ModelConfig, chip: Chip, *, devices: int = 1, replicas: int = 1, input_len: int = 0,
-    output_len: int = 0,
+    output_len: int = 0, fitted: Calibration | None = None,
 ) -> Plan:  # fmt: skip
     """The plan of `config` on `replicas` groups of `devices` chips.
 
     input_len, output_len: of the requests to plan for; 0 takes 1,024 and 256, or what a short max_model_len leaves.
-    Raises ValueError, with the numbers, where the model cannot be split or does not fit.
+    fitted: step times for the forecast, instead of the chip's roofline. Raises ValueError, with the numbers, where the
+    model cannot be split or does not fit.
     """
-    engine = fitting_engine(config, model, chip, devices)
+    engine = fitting_engine(config, model, chip, devices, fitted)
     config, limits = engine.config, engine.spec.limits
     input_len = input_len or max(min(1024, limits.max_model_len // 2), 1)
     output_len = output_len or max(min(256, limits.max_model_len // 4), 1)
@@ -162,15 +165,27 @@ def make_plan(
         alone=_simulated(engine, 1, input_len, output_len)[0],
         full=full,
         preemptions=preemptions,
+        is_fitted=fitted is not None,
     )
 
 
-def fitting_engine(config: ServeConfig, model: ModelConfig, chip: Chip, devices: int) -> Engine:
+def timed_engine(model: ModelConfig, chip: Chip, config: ServeConfig, fitted: Calibration | None) -> Engine:
+    """The engine to simulate, with the step times that were fitted to a recording where there are some."""
+    if fitted is None:
+        return make_engine(model, chip, config)
+    if fitted.platform != chip.platform:
+        raise ValueError(f"the calibration is of a {fitted.platform}, {chip.title} is a {chip.platform}")
+    return make_engine(model, chip, config, cost=fitted.cost, host=fitted.host)
+
+
+def fitting_engine(
+    config: ServeConfig, model: ModelConfig, chip: Chip, devices: int, fitted: Calibration | None = None
+) -> Engine:
     """The engine to simulate, its configuration resolved; ValueError says what would fit when it does not."""
     check_split(model, devices)
     config = replace(config, "mesh", tensor_parallel=devices)
     try:
-        return make_engine(model, chip, config)
+        return timed_engine(model, chip, config, fitted)
     except ValueError as error:
         enough = _enough_devices(config, model, chip, devices)
         hint = f"; it fits from --tp {enough}" if enough else ""

@@ -70,9 +70,10 @@ def show(plan: Plan, compile_seconds: float | None = None, console: Console | No
     console.print(_table(f"{plan.input_len:,} tokens in, {plan.output_len:,} out", heads, _speeds(plan)))
     console.print(f"first limit: {plan.limit}")
     console.print(f"a full decode step is bound by {plan.bound}")
+    speed = "with the step times given" if plan.is_fitted else "at 85 % of its bandwidth and 60 % of its peak"
     console.print(
-        "floor: the chip's bandwidth and peak with no overhead. forecast: the real scheduler on a simulated chip at "
-        "85 % of its bandwidth and 60 % of its peak; clients ask one request after another, of mixed answer lengths.",
+        "floor: the chip's bandwidth and peak with no overhead. forecast: the real scheduler on a simulated chip "
+        f"{speed}; clients ask one request after another, of mixed answer lengths.",
         style="dim",
     )
 

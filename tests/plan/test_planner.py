@@ -12,6 +12,8 @@ from jcb.config_file import override
 from jcb.models.presets import PRESETS
 from jcb.plan.place import parse_chips, split_of
 from jcb.plan.planner import fitting_engine, floor, make_plan, memory_of
+from jcb.simulate.cost import NO_HOST
+from jcb.simulate.fit import FEATURES, Calibration, Fit, FittedCost
 
 GIB = 1 << 30
 SMALL, LARGE = PRESETS["llama-3.1-8b"], PRESETS["llama-3.1-70b"]
@@ -158,6 +160,31 @@ def test_programs_are_those_of_the_registry():
     assert found.decode_programs == (2, 8)
     assert found.prefill_programs == ((20, 8), (32, 8))
     assert found.programs == 4 + 3
+
+
+def test_fitted_step_times_replace_the_roofline(tmp_path, capsys):
+    """A decode step of 1 s, another of 3 s, and a host that takes no time: TTFT 3 s, TPOT 1 s alone."""
+    seven = (0.0,) * (len(FEATURES) - 1)
+    fitted = Calibration(
+        cost=FittedCost((1.0, *seven), (3.0, *seven), {}),
+        host=NO_HOST,
+        fit=Fit(20, 0.0, 0.0, 1.0),
+        model="m",
+        platform="gpu",
+        dtype="bfloat16",
+    )
+    fitted.save(tmp_path / "fit.json")
+    command = ["plan", "--model", "preset:llama-3.1-8b", "--chip", "h200", "--input-len", "100", "--output-len", "9"]
+    command += ["--max-model-len", "1024", "--max-num-seqs", "2", "--calibration", str(tmp_path / "fit.json")]
+    assert cli.main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["alone"]["ttft"] == pytest.approx(3.0)
+    assert found["alone"]["tpot"] == pytest.approx(1.0)
+    assert cli.main([*command, "--goal", "tpot=999ms", "--workload", "burst requests=1 prompt=9 output=3"]) == 1
+    capsys.readouterr()
+    command[command.index("h200")] = "v6e"
+    assert cli.main(command) == 2
+    assert "the calibration is of a gpu" in capsys.readouterr().err
 
 
 # ---- words
