@@ -1,6 +1,7 @@
 """The forward pass against a plain numpy model, and its pieces against their definitions."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +62,7 @@ def run(params, config: ModelConfig, ids: list[int], chunks: list[int], implemen
     layout = KVLayout("cpu", "float32", config.num_kv_heads, config.head_dim, 4)
     pages = [5, 3, 8, 1, 7, 2, 6, 4]
     kv, out, start = layout.init(config.num_layers, 10), [], 0
+    forward = jax.jit(partial(llama.forward, config=config, layout=layout, implementation=implementation))
     for count in chunks:
         positions = np.arange(start, start + count)
         batch = llama.Batch(
@@ -71,7 +73,7 @@ def run(params, config: ModelConfig, ids: list[int], chunks: list[int], implemen
             cu_q_lens=jnp.asarray([0, count]),
             num_seqs=jnp.int32(1),
         )
-        hidden, kv = llama.forward(params, batch, kv, config=config, layout=layout, implementation=implementation)
+        hidden, kv = forward(params, batch, kv)
         out.append(np.asarray(llama.logits(params, hidden, config)))
         start += count
     return np.concatenate(out)
