@@ -128,7 +128,7 @@ test-chips: install-test ## compile every step and kernel for every chip (long);
 	$(PY) -m pytest -m slow tests/aot $(ARGS)
 
 test: lint ## lint, then all tests in two processes; ARGS="-k scheduler", WORKERS=4
-	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: install-test ## format, style, import contracts, types
 	$(VENV)/bin/ruff format --check $(SOURCES)
