@@ -93,7 +93,7 @@ def auth_middleware(keys: Keys, access: Mapping[tuple[str, str], Access]) -> Mid
                     "a valid API key is needed: Authorization: Bearer KEY", status=401, code="invalid_api_key"
                 )
             request[TENANT] = tenant
-        if needed is Access.ADMIN:
+        if needed is Access.ADMIN or (needed is Access.WATCHER and len(keys.users) > 1):
             _check_admin(request, keys)
         return await handler(request)
 

@@ -1,4 +1,4 @@
-"""Every route: who may call it, what it reads and what it a. The application, the access rules, the OpenAPI
+"""Every route: who may call it, what it reads and what it answers. The application, the access rules, the OpenAPI
 document and the tests are all made from this one table.
 """
 
@@ -84,7 +84,12 @@ PROFILE_ROUTES = (
 )
 
 EVENTS = Route(
-    "GET", "/v1/batch/events", batch.events, "The live batch: server-sent events without an end", streams=True
+    "GET",
+    "/v1/batch/events",
+    batch.events,
+    "The live batch: server-sent events without an end",
+    Access.WATCHER,
+    streams=True,
 )
 PLAYGROUND_ROUTES = (
     Route("GET", "/", page.page, "The playground: a page for browsers", Access.PUBLIC),

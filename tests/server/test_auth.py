@@ -56,7 +56,7 @@ async def test_every_route_with_every_credential(start_server, key_file, tmp_pat
                 is_user, is_admin = "user" in name, name == "admin"
                 if access is Access.PUBLIC or is_admin or (is_user and access is Access.USER):
                     assert response.status not in (401, 403), (path, name)
-                else:
+                else:  # two users share this server: neither may watch the other
                     assert response.status == (403 if is_user else 401), (path, name)
                     error = (await response.json())["error"]
                     assert error["code"] == ("admin_only" if is_user else "invalid_api_key")
@@ -211,3 +211,13 @@ async def test_metrics_and_admin_routes_can_have_a_port_of_their_own(start_serve
     for bad in ({"admin_port": 8000, "port": 8000}, {"admin_port": -1}):
         with pytest.raises(ValueError, match="admin_port"):
             ServerConfig(**bad)
+
+
+async def test_the_only_user_may_watch_the_batch_and_one_of_several_may_not(start_server, tmp_path, key_file):
+    alone = tmp_path / "alone"
+    alone.write_text("secret-1\n")
+    for path, status in ((str(alone), 200), (key_file, 403)):
+        server = await start_server(server=ServerConfig(port=0, api_key_file=path))
+        headers = {"Authorization": "Bearer secret-1"}
+        async with server.session.get(server.url + "/v1/batch/events", headers=headers) as response:
+            assert response.status == status
