@@ -18,6 +18,7 @@ class ResultView:
         self._result = result
         self.token_ids: list[int] = result.token_ids.tolist()
         self._finite: list[bool] = result.finite.tolist()
+        self.has_prompt_logprobs = bool(result.prompt_logprobs)
 
     def row_error(self, index: int, row: ScheduledRow, vocab_size: int) -> RequestError | None:
         """Why the row must end its sequence, or None."""
@@ -93,5 +94,5 @@ def token_output(
         None,
         record.num_cached,
         record.first_scheduled_time,
-        guided.may_stop(record),
+        record.matcher is None or guided.may_stop(record),
     )

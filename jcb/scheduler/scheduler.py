@@ -177,7 +177,7 @@ class Scheduler:
                 continue  # preempted a moment ago for an older one
             if record.num_tokens - record.num_computed > 1:
                 unfinished.append(record)
-            elif record.num_generated < record.limit and not guided.must_wait(record):
+            elif record.num_generated < record.limit and (record.matcher is None or not guided.must_wait(record)):
                 self._plan_row(draft, record, 1)
         for record in unfinished:
             if record.slot >= 0:
@@ -292,7 +292,8 @@ class Scheduler:
         """The record's row; from here on the record counts it as computed."""
         start = record.num_computed
         end = start + q_len
-        samples = end == record.num_tokens
+        num_output = len(record.output_token_ids) + record.num_pending
+        samples = end == len(record.request.prompt_token_ids) + num_output
         num_pages = self._limits.pages_for(end)
         if len(record.page_table) != num_pages:
             record.page_table = tuple(record.pages[:num_pages])
@@ -305,9 +306,9 @@ class Scheduler:
             samples,
             (record.token(start),) if q_len == 1 else tuple(record.tokens(start, end)),
             record.page_table,
-            record.num_generated,
+            num_output,
             -1 if samples else record.token(end),
-            guided.mask_of(record) if samples else None,
+            guided.mask_of(record) if samples and record.matcher is not None else None,
         )
         record.num_computed = end
         if samples:
@@ -344,7 +345,7 @@ class Scheduler:
             return self._finish(record, FinishReason.ERROR, error)
         if self._suspects and row.kv_len >= record.must_prove:
             self._acquit(record)
-        prompt_logprobs = view.prompt_logprobs(index, row, record)
+        prompt_logprobs = view.prompt_logprobs(index, row, record) if view.has_prompt_logprobs else ()
         if not row.samples:
             return results.prompt_output(record, prompt_logprobs) if prompt_logprobs else None
         record.output_token_ids.append(token_id)
