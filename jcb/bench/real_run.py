@@ -67,13 +67,13 @@ def run(engine: Engine, workload: Workload, path: Path, scheduler: SchedulerConf
         recorder=recorder,
     )
     try:
-        _Runner(core, workload, info.vocab_size, limits.max_model_len).run()
+        Runner(core, workload, info.vocab_size, limits.max_model_len).run()
     finally:
         recorder.close()
     return Recording.open(path)
 
 
-class _Runner:
+class Runner:
     """Sends jobs when they are due and steps the engine in between."""
 
     def __init__(self, core: EngineCore, workload: Workload, vocab_size: int, max_model_len: int) -> None:
