@@ -17,8 +17,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,9 @@ from jcb.recording import Recording
 from jcb.simulate.cost import work_of_step
 from jcb.simulate.fit import Calibration, calibrate, errors, usable_steps
 from jcb.simulate.recorded import recorded_stats
+from jcb.simulate.simulation import Simulation
 from jcb.simulate.stats import RunStats
-from jcb.simulate.what_if import simulate_recording
+from jcb.simulate.what_if import simulate_recording, spec_of
 from jcb.simulate.workloads import Synthetic
 
 if TYPE_CHECKING:
@@ -56,6 +58,18 @@ class Trial:
             CEILING, max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens
         )
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """The knobs by full path."""
+        return {
+            "scheduler.max_num_seqs": self.max_num_seqs,
+            "scheduler.max_num_batched_tokens": self.max_num_batched_tokens,
+        }
+
+    def at_rate(self, rate: float) -> Trial:
+        """The same with so many requests a second."""
+        return dataclasses.replace(self, workload=dataclasses.replace(self.workload, rate=rate))
+
 
 def calibration_trial(scale: float) -> Trial:
     """Covers the programs: a ramp from a trickle to more than the machine can take."""
@@ -68,34 +82,36 @@ def calibration_trial(scale: float) -> Trial:
     )  # fmt: skip
 
 
-def forecast_trials(scale: float) -> tuple[Trial, ...]:
-    """Other rates, lengths and knobs than those of the calibration."""
-    return (
-        Trial(
-            "chat, half load",
-            Synthetic(pattern="poisson", rate=0.6, requests=_count(30, scale), prompt="lognormal(60,40)",
-                      output="exponential(40)", max_model_len=1024, seed=2),
-        ),
-        Trial(
-            "bursts of long prompts, small chunks",
-            Synthetic(pattern="gamma", rate=0.7, cv=2.0, requests=_count(30, scale), prompt="uniform(150,500)",
-                      output="exponential(16)", max_model_len=1024, seed=3),
-            max_num_batched_tokens=64,
-        ),
-        Trial(
-            "twelve users in a loop, eight slots",
-            Synthetic(pattern="closed", users=12, requests=_count(60, scale), prompt="lognormal(100,90)",
-                      output="uniform(10,40)", max_model_len=1024, seed=4),
-            max_num_seqs=8,
-            max_num_batched_tokens=128,
-        ),
+def forecast_trials(scale: float, capacity: Callable[[Trial], float]) -> tuple[Trial, ...]:
+    """Other rates, lengths and knobs than those of the calibration.
+
+    capacity: requests a second of a trial that never waits for one; the open ones are sent at a share of it.
+    """
+    chat = Trial(
+        "chat, half load",
+        Synthetic(pattern="poisson", requests=_count(30, scale), prompt="lognormal(60,40)",
+                  output="exponential(40)", max_model_len=1024, seed=2),
     )  # fmt: skip
+    bursts = Trial(
+        "bursts of long prompts, small chunks",
+        Synthetic(pattern="gamma", cv=2.0, requests=_count(24, scale), prompt="uniform(150,500)",
+                  output="exponential(16)", max_model_len=1024, seed=3),
+        max_num_batched_tokens=64,
+    )  # fmt: skip
+    loop = Trial(
+        "twelve users in a loop, eight slots",
+        Synthetic(pattern="closed", users=12, requests=_count(60, scale), prompt="lognormal(100,90)",
+                  output="uniform(10,40)", max_model_len=1024, seed=4),
+        max_num_seqs=8,
+        max_num_batched_tokens=128,
+    )  # fmt: skip
+    return chat.at_rate(0.5 * capacity(chat)), bursts.at_rate(0.6 * capacity(bursts)), loop
 
 
 def knob_trials(scale: float) -> tuple[Trial, ...]:
     """The same burst under eight settings."""
     burst = Synthetic(
-        pattern="burst", requests=_count(32, scale), prompt="lognormal(60,50)", output="exponential(20)",
+        pattern="burst", requests=_count(24, scale), prompt="lognormal(60,50)", output="exponential(20)",
         max_model_len=1024, seed=5,
     )  # fmt: skip
     settings = ((1, 32), (2, 64), (3, 256), (5, 32), (8, 256), (12, 16), (20, 64), (32, 256))
@@ -174,6 +190,14 @@ class Forecast:
         return {"settings": settings, "kendall_tau": tau}
 
 
+def capacity_of(recording: Recording, calibration: Calibration, trial: Trial) -> float:
+    """Requests a second of `trial` when all are there from the start, by forecast."""
+    spec = spec_of(recording, trial.settings, cost=calibration.cost, host=calibration.host)
+    burst = dataclasses.replace(trial.workload, pattern="burst", requests=200)
+    stats = Simulation(spec, burst).run()
+    return stats.per_second(stats.finished)
+
+
 def _pair(forecast: float, measured: float) -> dict[str, float]:
     return {
         "forecast": forecast,
@@ -193,7 +217,8 @@ def study(scale: float, folder: Path, model: str = "default") -> dict[str, Any]:
     recording, _ = forecast.run(calibration_trial(scale))
     calibration = calibrate(recording)
     calibration.save(folder / "calibration.json")
-    forecasts = [forecast.compare(trial, calibration) for trial in forecast_trials(scale)]
+    trials = forecast_trials(scale, partial(capacity_of, recording, calibration))
+    forecasts = [forecast.compare(trial, calibration) for trial in trials]
     ranking = forecast.rank(knob_trials(scale), calibration)
     return {
         "model": calibration.model,

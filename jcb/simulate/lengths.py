@@ -1,4 +1,4 @@
-"""How long prompts and answers are: distributions, and those that were published of real traffic."""
+"""How long prompts and answers are: distributions, those of a recording, and those published of real traffic."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from jcb.recording import Recording
+from jcb.simulate.recorded import lengths_of, requests_of
 
 Draw = Callable[[random.Random], float]
 
@@ -69,6 +72,15 @@ def lognormal(mean: float, median: float) -> Draw:
     return lambda rng: rng.lognormvariate(math.log(median), sigma)
 
 
+def recorded(path: str, side: str) -> Draw:
+    """As often as in a recording. ValueError when it cannot be read or holds no request that ended well."""
+    pairs = lengths_of(requests_of(Recording.open(path)))
+    if not pairs:
+        raise ValueError(f"{path} holds no request that ended well")
+    values = [prompt if side == "prompt" else output for prompt, output in pairs]
+    return lambda rng: rng.choice(values)
+
+
 _KINDS: dict[str, tuple[Callable[..., Draw], tuple[str, ...]]] = {
     "constant": (constant, ("tokens",)),
     "uniform": (uniform, ("low", "high")),
@@ -76,8 +88,9 @@ _KINDS: dict[str, tuple[Callable[..., Draw], tuple[str, ...]]] = {
     "lognormal": (lognormal, ("mean", "median")),
 }
 
-GRAMMAR = "a number, constant(N), uniform(LOW,HIGH), exponential(MEAN), lognormal(MEAN,MEDIAN), or a data set: " + (
-    ", ".join(TRAFFIC)
+GRAMMAR = (
+    "a number, constant(N), uniform(LOW,HIGH), exponential(MEAN), lognormal(MEAN,MEDIAN), a recording's file (.jsonl), "
+    f"or a data set: {', '.join(TRAFFIC)}"
 )
 
 
@@ -87,6 +100,8 @@ def parse(text: str, *, side: str = "prompt", high: int = 1 << 30) -> Lengths:
     if text in TRAFFIC:
         mean, median = getattr(TRAFFIC[text], side)
         return Lengths(text, lognormal(mean, median) if median else exponential(mean), high=high)
+    if text.endswith(".jsonl"):
+        return Lengths(text, recorded(text, side), high=high)
     match = re.fullmatch(r"(?:([a-z]+)\(([^()]*)\)|([0-9.]+))", text)
     if match is None or (match[1] and match[1] not in _KINDS):
         raise ValueError(f"lengths {text!r} must be {GRAMMAR}")

@@ -65,22 +65,13 @@ def shapes_of(recording: Recording, config: ServeConfig, limits: Limits) -> Shap
     return Shapes(decode, prefill) if fits or not changed else Shapes.make(config.scheduler, limits)
 
 
-def simulate_recording(
-    recording: Recording,
-    settings: Mapping[str, object] | None = None,
-    *,
-    calibration: Calibration | None = None,
-    cost: CostModel | None = None,
-    host: HostCost | None = None,
-    on_turn: Callable[[Turn], object] | None = None,
-) -> RunStats:
-    """The recorded requests under `settings`. Step times: `cost`, else of `calibration`, else fitted to the recording.
+def spec_of(
+    recording: Recording, settings: Mapping[str, object] | None = None, *, cost: CostModel, host: HostCost
+) -> ReplicaSpec:
+    """The recorded engine under `settings`, with its programs and pages.
 
     Nobody is timed out or refused, unless the settings say when: what a slower engine would have lost is seen as time.
     """
-    if cost is None:
-        calibration = calibration or calibrate(recording)
-        cost, host = calibration.cost, host or calibration.host
     config = config_of(recording, settings)
     limits = Limits(
         page_size=config.cache.page_size,
@@ -90,14 +81,29 @@ def simulate_recording(
     )
     patient = {"queue_timeout": math.inf, "run_timeout": math.inf, "max_queued": 1 << 30, "max_queued_tokens": 1 << 50}
     given = {path.rpartition(".")[2] for path in settings or {}}
-    scheduler = dataclasses.replace(config.scheduler, **{k: v for k, v in patient.items() if k not in given})
-    spec = ReplicaSpec(
-        scheduler=scheduler,
+    return ReplicaSpec(
+        scheduler=dataclasses.replace(config.scheduler, **{k: v for k, v in patient.items() if k not in given}),
         limits=limits,
         shapes=shapes_of(recording, config, limits),
         cost=cost,
-        host=host or HostCost(),
+        host=host,
         enable_prefix_caching=config.cache.enable_prefix_caching,
         overlap=config.engine.overlap,
     )
+
+
+def simulate_recording(
+    recording: Recording,
+    settings: Mapping[str, object] | None = None,
+    *,
+    calibration: Calibration | None = None,
+    cost: CostModel | None = None,
+    host: HostCost | None = None,
+    on_turn: Callable[[Turn], object] | None = None,
+) -> RunStats:
+    """The recorded requests under `settings`. Step times: `cost`, else of `calibration`, else fitted to the run itself."""
+    if cost is None:
+        calibration = calibration or calibrate(recording)
+        cost, host = calibration.cost, host or calibration.host
+    spec = spec_of(recording, settings, cost=cost, host=host or HostCost())
     return Simulation(spec, RecordedWorkload(recording), on_turn=on_turn).run()

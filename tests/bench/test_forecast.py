@@ -23,7 +23,7 @@ def test_kendall_tau_counts_pairs():
 
 
 def test_trials_fit_the_compiled_programs_and_differ():
-    trials = (calibration_trial(1.0), *forecast_trials(1.0), *knob_trials(1.0))
+    trials = (calibration_trial(1.0), *forecast_trials(1.0, lambda trial: 2.0), *knob_trials(1.0))
     assert len(trials) == 12
     for trial in trials:
         assert trial.max_num_seqs <= CEILING.max_num_seqs
@@ -33,6 +33,12 @@ def test_trials_fit_the_compiled_programs_and_differ():
         assert all(len(job.prompt) + job.output_tokens <= CEILING.max_model_len for job in jobs)
     assert len({(trial.max_num_seqs, trial.max_num_batched_tokens) for trial in knob_trials(1.0)}) == 8
     assert len({trial.workload for trial in knob_trials(1.0)}) == 1
+
+
+def test_open_workloads_are_sent_at_a_share_of_what_the_machine_can_take():
+    chat, bursts, loop = forecast_trials(1.0, lambda trial: 10.0 if trial.max_num_batched_tokens == 64 else 4.0)
+    assert (chat.workload.rate, bursts.workload.rate) == (2.0, 6.0)
+    assert loop.workload.pattern == "closed"
 
 
 def test_what_is_missed_is_told():

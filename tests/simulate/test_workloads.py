@@ -9,6 +9,8 @@ import pytest
 from jcb.simulate import lengths
 from jcb.simulate.traces import Trace
 from jcb.simulate.workloads import PATTERNS, Synthetic, parse
+from tests.fakes import Bench
+from tests.simulate.test_replay import record
 
 
 def gaps(workload):
@@ -100,6 +102,23 @@ def test_lengths_have_the_mean_and_median_that_they_say(text, mean, median):
     assert statistics.mean(values) == pytest.approx(mean, rel=0.05)
     assert statistics.median(values) == pytest.approx(median, rel=0.05)
     assert min(values) >= 1
+
+
+def test_lengths_of_a_recording_come_as_often_as_they_did(tmp_path):
+    bench = Bench(num_pages=64)
+    record(bench, tmp_path / "run.jsonl")
+    for number in range(8):
+        bench.add(str(number), range(10 if number % 4 else 20), max_tokens=3)
+    bench.run()
+    bench.core.recorder.close()
+    rng = random.Random(0)
+    prompt = lengths.parse(str(tmp_path / "run.jsonl"), side="prompt")
+    values = [prompt(rng) for _ in range(2000)]
+    assert set(values) == {10, 20}
+    assert values.count(20) == pytest.approx(500, rel=0.15)
+    assert lengths.parse(str(tmp_path / "run.jsonl"), side="output")(rng) == 3
+    with pytest.raises(ValueError, match="cannot be read"):
+        lengths.parse("none.jsonl")
 
 
 @pytest.mark.parametrize(
