@@ -74,7 +74,7 @@ def run(engine: Engine, workload: Workload, path: Path, scheduler: SchedulerConf
 
 
 class Runner:
-    """Sends jobs when they are due and steps the engine in between."""
+    """Sends jobs to an engine when they are due and steps it in between, until all have ended."""
 
     def __init__(self, core: EngineCore, workload: Workload, vocab_size: int, max_model_len: int) -> None:
         self._core = core

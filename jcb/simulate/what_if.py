@@ -101,7 +101,7 @@ def simulate_recording(
     host: HostCost | None = None,
     on_turn: Callable[[Turn], object] | None = None,
 ) -> RunStats:
-    """The recorded requests under `settings`. Step times: `cost`, else of `calibration`, else fitted to the run itself."""
+    """The recorded requests under `settings`. Step times: `cost`, else of `calibration`, else fitted to that run."""
     if cost is None:
         calibration = calibration or calibrate(recording)
         cost, host = calibration.cost, host or calibration.host
