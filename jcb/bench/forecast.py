@@ -2,9 +2,10 @@
 
     python -m jcb.bench.forecast [--scale 1.0] [--output forecast.json]
 
-One workload is run and recorded, and step times are fitted to it. Three others, with other rates, lengths and knobs,
-are forecast and then run: step times, TTFT and TPOT are compared. Eight settings of the knobs are ranked by forecast
-and by measured throughput. Everything runs in one process on one loaded engine. Exit status 1 when a target is missed.
+One workload, of more and more users in a loop, is run and recorded, and step times are fitted to it. Three others, with
+other rates, lengths and knobs, are forecast and then run: step times, TTFT and TPOT are compared. Eight settings of the
+knobs are ranked by forecast and by measured throughput. Everything runs in one process on one loaded engine. Exit
+status 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -71,14 +72,15 @@ class Trial:
         return dataclasses.replace(self, workload=dataclasses.replace(self.workload, rate=rate))
 
 
-def calibration_trial(scale: float) -> Trial:
-    """Covers the programs: a ramp from a trickle to more than the machine can take."""
-    return Trial(
-        "calibration",
-        Synthetic(
-            pattern="ramp", rate=0.4, rate_to=4.0, requests=_count(90, scale), prompt="lognormal(120,80)",
-            output="exponential(24)", max_model_len=1024, seed=1,
-        ),
+def calibration_trials(scale: float) -> tuple[Trial, ...]:
+    """More and more users in a loop, with prompts of all lengths: every program runs."""
+    return tuple(
+        Trial(
+            f"calibration, {users} users",
+            Synthetic(pattern="closed", users=users, requests=_count(requests, scale), prompt="exponential(90)",
+                      output="exponential(24)", max_model_len=1024, seed=users),
+        )
+        for users, requests in ((1, 6), (5, 20), (12, 30), (30, 40))
     )  # fmt: skip
 
 
@@ -211,13 +213,11 @@ def study(scale: float, folder: Path, model: str = "default") -> dict[str, Any]:
     begin = time.perf_counter()
     config = ServeConfig(model=model, scheduler=CEILING, cache=CacheConfig(page_size=16, memory_gib=0.5))
     forecast = Forecast(real_run.load(config), folder)
-    warm = dataclasses.replace(calibration_trial(scale).workload, pattern="burst", requests=12)
-    forecast.run(Trial("warm-up", warm))
     speed = machine_speed()
-    recording, _ = forecast.run(calibration_trial(scale))
-    calibration = calibrate(recording)
+    recordings = [forecast.run(trial)[0] for trial in calibration_trials(scale)]
+    calibration = calibrate(recordings)
     calibration.save(folder / "calibration.json")
-    trials = forecast_trials(scale, partial(capacity_of, recording, calibration))
+    trials = forecast_trials(scale, partial(capacity_of, recordings[0], calibration))
     forecasts = [forecast.compare(trial, calibration) for trial in trials]
     ranking = forecast.rank(knob_trials(scale), calibration)
     return {

@@ -1,8 +1,8 @@
 """Step times fitted from a recording: which part of a step costs what, on the machine that made it.
 
-A step's device time is a sum of non-negative prices for what the step holds, one set of prices for decode programs and
-one for the others. Least squares of relative errors, so that short steps count as much as long ones; a few steps that
-something else disturbed are weighed down. Where a program ran often, what its steps took beside the sum is kept too.
+A step's device time is a sum of non-negative prices for what the step holds. Least squares of relative errors, so that
+short steps count as much as long ones; a few steps that something else disturbed are weighed down. Where a program ran
+often, what its steps took beside the sum is kept too.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jcb.recording import Recording, Step
 from jcb.simulate.cost import Affine, HostCost, StepWork, work_of_step
 
 VERSION = 1
-FEATURES = ("step", "padded_tokens", "padded_rows", "rows", "decode_kv", "chunk_kv", "chunk_pairs")
-"""What has a price: the step itself (weights are read once), computed tokens and rows (logits), live rows, cache
-tokens read by single rows and by chunks, pairs of tokens in chunks."""
+FEATURES = ("step", "mixed", "padded_tokens", "padded_rows", "rows", "decode_kv", "chunk_kv", "chunk_pairs")
+"""What has a price: the step itself (weights are read once) and one with chunks, computed tokens and rows (logits),
+live rows, cache tokens read by single rows and by chunks, pairs of tokens in chunks."""
 
 MIN_STEPS = 20
 _OFTEN = 6  # steps of one program that tell its own factor
@@ -41,22 +41,20 @@ class Fit:
 
 @dataclass(frozen=True)
 class FittedCost:
-    """Device seconds from prices. decode, mixed: seconds a unit of each of FEATURES.
+    """Device seconds from prices: seconds a unit of each of FEATURES.
 
     factors: of programs by (tokens, rows, is_decode), multiplied to the sum.
     """
 
-    decode: tuple[float, ...]
-    mixed: tuple[float, ...]
+    prices: tuple[float, ...]
     factors: Mapping[tuple[int, int, bool], float]
 
     def seconds(self, work: StepWork) -> float:
         """Of one step on the device."""
-        prices = self.decode if work.is_decode else self.mixed
         factor = self.factors.get((work.padded_tokens, work.padded_rows, work.is_decode), 1.0)
-        step, tokens, padded_rows, rows, decode_kv, chunk_kv, pairs = prices
+        step, mixed, tokens, padded_rows, rows, decode_kv, chunk_kv, pairs = self.prices
         return factor * (
-            step
+            (step if work.is_decode else step + mixed)
             + tokens * work.padded_tokens
             + padded_rows * work.padded_rows
             + rows * work.rows
@@ -86,8 +84,7 @@ class Calibration:
             "platform": self.platform,
             "dtype": self.dtype,
             "features": list(FEATURES),
-            "decode": list(self.cost.decode),
-            "mixed": list(self.cost.mixed),
+            "prices": list(self.cost.prices),
             "factors": factors,
             "host": dataclasses.asdict(self.host),
             "fit": dataclasses.asdict(self.fit),
@@ -100,7 +97,7 @@ class Calibration:
             raise ValueError(f"no calibration of version {VERSION}: make one with `jcb simulate --calibrate`")
         factors = {(int(t), int(r), bool(d)): float(f) for t, r, d, f in value["factors"]}
         return Calibration(
-            cost=FittedCost(tuple(value["decode"]), tuple(value["mixed"]), factors),
+            cost=FittedCost(tuple(value["prices"]), factors),
             host=HostCost(**{name: Affine(**part) for name, part in value["host"].items()}),
             fit=Fit(**value["fit"]),
             model=value["model"],
@@ -150,15 +147,7 @@ def usable_steps(recording: Recording) -> list[Step]:
 
 def fit_cost(works: Sequence[StepWork], times: np.ndarray) -> FittedCost:
     """Prices and factors for measured steps."""
-    prices = {}
-    for is_decode in (True, False):
-        chosen = [index for index, work in enumerate(works) if work.is_decode == is_decode]
-        prices[is_decode] = _prices(_features(works[index] for index in chosen), times[chosen]) if chosen else None
-    decode = prices[True] if prices[True] is not None else prices[False]
-    mixed = prices[False] if prices[False] is not None else prices[True]
-    assert decode is not None
-    assert mixed is not None
-    plain = FittedCost(decode, mixed, {})
+    plain = FittedCost(_prices(_features(works), times), {})
     ratios: dict[tuple[int, int, bool], list[float]] = {}
     for work, measured in zip(works, times, strict=True):
         key = work.padded_tokens, work.padded_rows, work.is_decode
@@ -184,7 +173,7 @@ def _features(works: Iterable[StepWork]) -> np.ndarray:
     """f64[steps, FEATURES]"""
     return np.array(
         [
-            (1.0, w.padded_tokens, w.padded_rows, w.rows, w.decode_kv, w.chunk_kv, w.chunk_pairs)
+            (1.0, not w.is_decode, w.padded_tokens, w.padded_rows, w.rows, w.decode_kv, w.chunk_kv, w.chunk_pairs)
             for w in works
         ],
         np.float64,

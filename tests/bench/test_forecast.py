@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from jcb.bench import forecast
-from jcb.bench.forecast import CEILING, calibration_trial, forecast_trials, kendall_tau, knob_trials, missed
+from jcb.bench.forecast import CEILING, calibration_trials, forecast_trials, kendall_tau, knob_trials, missed
 
 RESULT = {
     "forecasts": [
@@ -23,8 +23,8 @@ def test_kendall_tau_counts_pairs():
 
 
 def test_trials_fit_the_compiled_programs_and_differ():
-    trials = (calibration_trial(1.0), *forecast_trials(1.0, lambda trial: 2.0), *knob_trials(1.0))
-    assert len(trials) == 12
+    trials = (*calibration_trials(1.0), *forecast_trials(1.0, lambda trial: 2.0), *knob_trials(1.0))
+    assert len(trials) == 15
     for trial in trials:
         assert trial.max_num_seqs <= CEILING.max_num_seqs
         assert trial.max_num_batched_tokens <= CEILING.max_num_batched_tokens

@@ -66,7 +66,7 @@ def test_prices_are_never_negative():
     works = some_works()
     times = np.array([0.05 - 1e-6 * work.decode_kv / 100 for work in works])
     cost = fit_cost(works, times)
-    assert min(*cost.decode, *cost.mixed) >= 0
+    assert min(cost.prices) >= 0
 
 
 # ---- from recordings
