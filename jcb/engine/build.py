@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,13 @@ from jcb.checkpoint.reader import Checkpoint, open_checkpoint
 from jcb.config import Limits, ModelConfig, ServeConfig
 from jcb.engine.admission import ModelInfo
 from jcb.engine.compile_cache import use_compile_cache
-from jcb.engine.core import EngineCore
+from jcb.engine.core import EngineCore, Recorder
 from jcb.engine.device import local_device
 from jcb.engine.executor import DeviceExecutor
-from jcb.engine.record import start_recorder
 from jcb.engine.resolve import limits_of, plan_memory, resolve
 from jcb.metrics import EngineMetrics
 from jcb.models import llama
 from jcb.models.presets import PREFIX
-from jcb.recording.recorder import RecordingFile
 from jcb.scheduler.scheduler import Scheduler
 from jcb.sharding import tensor_parallel
 from jcb.steps.compile_guard import CompileGuard
@@ -70,7 +69,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     if config.model.startswith(PREFIX):
         raise ValueError(f"model {config.model!r} is a shape without weights, for `jcb aot` only")
     set_libtpu_args(os.environ)
-    recording = RecordingFile(config.engine.record) if config.engine.record else None
+    record = _recorder(config)
     compile_cache = use_compile_cache(config.engine.compile_cache)
     checkpoint = open_checkpoint(default_model_path() if config.model == "default" else config.model)
     tokenizer = load_tokenizer(checkpoint)
@@ -92,7 +91,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     executor = DeviceExecutor(registry, params, limits, config.scheduler.max_num_seqs, guard, metrics)
     executor.warm_up()
     scheduler = Scheduler(config.scheduler, limits, enable_prefix_caching=config.cache.enable_prefix_caching)
-    recorder = None if recording is None else start_recorder(recording, config, model, device.platform, registry.shapes)
+    recorder = record(config, model, device.platform, registry.shapes)
     return Engine(
         core=EngineCore(scheduler, executor, overlap=config.engine.overlap, metrics=metrics, recorder=recorder),
         executor=executor,
@@ -115,6 +114,16 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
         },
         generation_defaults=checkpoint.generation_defaults,
     )
+
+
+def _recorder(config: ServeConfig) -> Callable[..., Recorder | None]:
+    """What starts the recorder once sizes are known; a file that cannot be written is told now, before anything loads."""
+    if not config.engine.record:
+        return lambda *sizes: None
+    from jcb.engine.record import start_recorder
+    from jcb.recording.recorder import RecordingFile
+
+    return partial(start_recorder, RecordingFile(config.engine.record))
 
 
 def _info(checkpoint: Checkpoint, config: ServeConfig, limits: Limits) -> ModelInfo:

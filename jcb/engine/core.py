@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from jcb.config import SchedulerConfig
 from jcb.metrics import StepTimes
-from jcb.recording.recorder import Recorder, TurnTimes
 from jcb.scheduler.scheduler import Scheduler
 from jcb.types import FinishReason, Request, SequenceOutput, StepPlan, StepResult
 
@@ -38,6 +37,34 @@ class Metrics(Protocol):
     def record_step(
         self, plan: StepPlan, outputs: list[SequenceOutput], stats: dict[str, int], times: StepTimes
     ) -> object: ...
+
+
+class Recorder(Protocol):
+    """Takes notes of everything, in the engine's order; `jcb.recording.Recorder` is one. Its methods never raise."""
+
+    def arrived(self, request: Request, now: float) -> object: ...
+
+    def aborted(self, output: SequenceOutput, now: float) -> object: ...
+
+    def knobs_turned(self, changes: Mapping[str, Any], now: float) -> object: ...
+
+    def collected(self, step_id: int, seconds: float) -> object: ...
+
+    def failed(self, step_id: int, where: str, void: list[int]) -> object: ...
+
+    def turned(
+        self,
+        plan: StepPlan,
+        outputs: list[SequenceOutput],
+        *,
+        t: float,
+        end: float,
+        host: float,
+        before: float,
+        dispatch: float,
+    ) -> object: ...
+
+    def close(self) -> object: ...
 
 
 class EngineCore:
@@ -116,7 +143,7 @@ class EngineCore:
             self.metrics.record_step(plan, outputs, self.scheduler.stats(), StepTimes(host, self._device))
         if self.recorder is not None:
             begin, end = self._dispatch_span if plan.rows else (now, now)
-            self.recorder.turned(plan, outputs, TurnTimes(began, now, host, begin - began, end - begin))
+            self.recorder.turned(plan, outputs, t=began, end=now, host=host, before=begin - began, dispatch=end - begin)
 
     def _dispatch(self, plan: StepPlan) -> list[SequenceOutput]:
         if not plan.rows:

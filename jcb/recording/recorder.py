@@ -174,10 +174,10 @@ class Recorder:
         if not self._ended:
             self._device |= dict.fromkeys(void, (0.0, "void")) | {step_id: (0.0, where)}
 
-    def turned(self, plan: StepPlan, outputs: Seq[SequenceOutput], times: TurnTimes) -> None:
-        """A turn of the loop is over."""
+    def turned(self, plan: StepPlan, outputs: Seq[SequenceOutput], **times: float) -> None:
+        """A turn of the loop is over; `times` are those of TurnTimes."""
         ends = tuple([output for output in outputs if output.finish_reason is not None])
-        self._note(_Turn(plan, ends, times))
+        self._note(_Turn(plan, ends, TurnTimes(**times)))
 
     def close(self) -> None:
         """Write what is left and close the file."""

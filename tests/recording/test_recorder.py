@@ -241,8 +241,8 @@ def test_a_turn_costs_the_engine_microseconds(tmp_path):
     write = recorder._file.write
     recorder._file.write = lambda text: (names.add(threading.current_thread().name), write(text))[1]
     plan = bench.scheduler.schedule(0.0)
-    times = recorder_module.TurnTimes(0.0, 0.0, 0.0, 0.0, 0.0)
-    best = min(_seconds(lambda: recorder.turned(plan, [], times)) for _ in range(5))
+    times = {"t": 0.0, "end": 0.0, "host": 0.0, "before": 0.0, "dispatch": 0.0}
+    best = min(_seconds(lambda: recorder.turned(plan, [], **times)) for _ in range(5))
     recorder.close()
     assert best < 20e-6
     assert names <= {"jcb-recorder"}
