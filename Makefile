@@ -124,8 +124,8 @@ aot: install install-aot ## compile for a chip that is not here; ARGS="--config 
 
 # ---- checks ----
 
-test-chips: install-test ## compile every step and kernel for every chip (long); ARGS="-k v6e"
-	$(PY) -m pytest -m slow tests/aot $(ARGS)
+test-chips: install-test ## compile every step and kernel for every chip (half an hour); ARGS="-k v6e"
+	$(PY) -m pytest tests/aot/test_chips_compiled.py $(ARGS)
 
 test: lint ## lint, then all tests in two processes; ARGS="-k scheduler", WORKERS=4
 	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

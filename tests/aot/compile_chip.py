@@ -1,6 +1,6 @@
 """Run by the tests in a child process that has the compilers: everything that is compiled for one chip, as JSON lines.
 
-`python -m tests.aot.compile_chip TOPOLOGY [steps] [chunks] [cases]`
+`python -m tests.aot.compile_chip TOPOLOGY [steps] [chunks] [cases] [brief]`
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,8 @@ ROWS, CONTEXT, CHUNK = 64, 2048, 512
 DECODE, PREFILL = f"decode {ROWS}", f"prefill {CHUNK} x {ROWS}"
 SMALL = "smollm2-135m"
 MODELS = (SMALL, "llama-3.1-8b", "qwen3-8b")
+BRIEF_MODEL = "llama-3.1-8b"
+BRIEF_CASES = ("decode_fp8_bf16", "prefill_bf16", "mixed_gqa8_128", "chunk_page_128", "bf16")
 
 
 def config(topology: Topology) -> ServeConfig:
@@ -84,12 +86,19 @@ def _step(preflight: Preflight, name: str, key: Any) -> dict[str, Any]:
     }
 
 
-def cases(topology: Topology) -> list[Task]:
-    """The two ops in all their named cases, by the chip's own kernel."""
+def brief(topology: Topology) -> list[Task]:
+    """One step and a few cases: what is left when there is no time for more."""
+    return _steps(topology, [(BRIEF_MODEL, DECODE)]) + cases(topology, BRIEF_CASES)
+
+
+def cases(topology: Topology, names: Collection[str] = ()) -> list[Task]:
+    """The two ops in all their named cases, or those of `names`, by the chip's own kernel."""
     platform = topology.chip.platform
     mesh = Mesh(devices_of(topology)[:1], ("tensor",), axis_types=(AxisType.Auto,))
     tasks: list[Task] = []
     for case in attention_cases.CASES:
+        if names and case.name not in names:
+            continue
         call = partial(
             paged_attention.paged_attention,
             layout=case.layout(platform),
@@ -102,6 +111,8 @@ def cases(topology: Topology) -> list[Task]:
         arguments = (attention_cases.make(case, platform), options)
         tasks.append(partial(_case, "paged_attention", case.name, mesh, call, *arguments))
     for case in write_cases.CASES:
+        if names and case.name not in names:
+            continue
         call = partial(kv_write.kv_write, layout=case.layout(platform), implementation=platform)
         options = {"kv_scales": write_cases.make_scales(case)}
         tasks.append(partial(_case, "kv_write", case.name, mesh, call, write_cases.make(case, platform), options))
@@ -131,7 +142,7 @@ def main() -> None:
     topology, parts = parse_topology(sys.argv[1]), sys.argv[2:]
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # compilers print to stdout
-    tasks = [task for part in (steps, chunks, cases) if part.__name__ in parts for task in part(topology)]
+    tasks = [task for part in (steps, chunks, cases, brief) if part.__name__ in parts for task in part(topology)]
     with compile_threads(os.cpu_count() or 1) as pool:
         for result in pool.map(lambda task: task(), tasks):
             print(json.dumps(result), file=out, flush=True)

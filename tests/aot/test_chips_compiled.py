@@ -15,7 +15,7 @@ from jcb.aot.preflight import environment
 from jcb.chips import parse_topology
 from pallas_kernels.kv_write import cases as write_cases
 from pallas_kernels.paged_attention import cases as attention_cases
-from tests.aot.compile_chip import DECODE, MODELS, PREFILL, SMALL
+from tests.aot.compile_chip import BRIEF_CASES, BRIEF_MODEL, DECODE, MODELS, PREFILL, SMALL
 
 TOPOLOGIES = ("v5e:2x2", "v6e:2x1", "v5p:1x1x1", "tpu7x:1x1x1", "h100", "h200", "b200")
 """As many devices as hold 8 billion parameters and 131,072 tokens; both cores of a tpu7x chip would do, one does."""
@@ -23,7 +23,14 @@ TOPOLOGIES = ("v5e:2x2", "v6e:2x1", "v5p:1x1x1", "tpu7x:1x1x1", "h100", "h200", 
 KERNELS = ("v5e:2x2", "v6e:2x1", "v5p:1x1x1", "tpu7x:1x1x1", "h100", "h200")
 """Chips that have a kernel of their own; b200 takes the XLA path."""
 
-pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]  # a chip takes minutes: make test-chips
+WHOLE = ("v6e:2x1", "h200")
+"""Chips for which `make test` compiles everything; a chip takes minutes, so the others are brief there and whole in
+`make test-chips`.
+"""
+
+EVERY = [pytest.param(each, marks=() if each in WHOLE else pytest.mark.slow) for each in TOPOLOGIES]
+
+pytestmark = pytest.mark.timeout(1800)
 
 
 @functools.cache
@@ -60,7 +67,21 @@ def check_step(topology: str, step: dict) -> None:
         assert 0.95 < step["bytes"] / step["floor"] < 1.25, (name, step["bytes"] / step["floor"])
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", [each for each in TOPOLOGIES if each not in WHOLE])
+def test_the_other_chips_in_brief(topology):
+    """A large model's decode step, in place and near its floor, and cases of every kind."""
+    lines = compiled(topology, "brief")
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert [(step["model"], step["program"]) for step in steps] == [(BRIEF_MODEL, DECODE)]
+    check_step(topology, steps[0])
+    cases = [line for line in lines if line["kind"] == "case"]
+    assert sorted(case["case"] for case in cases) == sorted(BRIEF_CASES)
+    for case in cases:
+        assert not case["error"], (case["op"], case["case"], case["error"])
+        assert not case["refused"] or parse_topology(topology).chip.platform == "gpu", case
+
+
+@pytest.mark.parametrize("topology", EVERY)
 def test_steps_work_in_place_near_the_floor(topology):
     steps = usual(topology, "step")
     assert [(step["model"], step["program"]) for step in steps] == [*((m, DECODE) for m in MODELS), (SMALL, PREFILL)]
@@ -68,18 +89,15 @@ def test_steps_work_in_place_near_the_floor(topology):
         check_step(topology, step)
 
 
-@pytest.mark.parametrize(
-    "topology", [pytest.param(t, marks=() if t in ("v6e:2x1", "h200") else pytest.mark.slow) for t in TOPOLOGIES]
-)
+@pytest.mark.parametrize("topology", EVERY)
 def test_chunks_of_large_models_work_in_place(topology):
-    """Compiling these takes minutes a chip, so `make test` does it for one TPU and one GPU."""
     steps = compiled(topology, "chunks")
     assert [(step["model"], step["program"]) for step in steps] == [(m, PREFILL) for m in MODELS if m != SMALL]
     for step in steps:
         check_step(topology, step)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", EVERY)
 def test_every_case_compiles(topology):
     """Every named case of both ops becomes a program, or is refused for a reason that its shape gives."""
     cases = usual(topology, "case")
@@ -88,7 +106,7 @@ def test_every_case_compiles(topology):
         assert not case["error"], (case["op"], case["case"], case["error"])
 
 
-@pytest.mark.parametrize("topology", KERNELS)
+@pytest.mark.parametrize("topology", [each for each in EVERY if each.values[0] in KERNELS])
 def test_kernels_serve_what_models_use(topology):
     """Bfloat16 with pages of the sizes that jcb chooses: never refused."""
     cases = [case for case in usual(topology, "case") if case["op"] == "paged_attention"]
