@@ -117,7 +117,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
 
 
 def _recorder(config: ServeConfig) -> Callable[..., Recorder | None]:
-    """What starts the recorder once sizes are known; a file that cannot be written is told now, before anything loads."""
+    """What starts the recorder once sizes are known; a file that cannot be written is told before anything loads."""
     if not config.engine.record:
         return lambda *sizes: None
     from jcb.engine.record import start_recorder
