@@ -54,3 +54,20 @@ def test_the_machine_is_measured_beside_it():
     speed = forecast.machine_speed()
     assert speed["read_gbs"] > 0.1
     assert speed["gflops"] > 0.1
+
+
+def test_the_tables_show_forecast_beside_measured(capsys):
+    pair = {"forecast": 0.5, "measured": 0.4, "error": 0.25}
+    each = {"name": "chat", "steps": 70, "step_error": 0.12, "ttft": pair, "tpot": pair, "tokens_per_second": pair}
+    fit = {"steps": 230, "median_error": 0.1, "r_squared": 0.9, "machine": {"read_gbs": 9.0, "gflops": 65.0}}
+    ranking = {"settings": [{"name": "1 seqs", **pair}], "kendall_tau": 0.93}
+    forecast.show({"calibration": fit, "forecasts": [each], "ranking": ranking, "seconds": 600.0})
+    text = capsys.readouterr().out
+    for part in ("230 steps", "12.0%", "0.500 / 0.400 s (25%)", "500 / 400 ms (25%)", "Kendall tau 0.93", "9.0 GB/s"):
+        assert part in text, part
+
+
+def test_bad_flags_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        forecast.main(["--scale", "0"])
+    assert "must be above 0" in capsys.readouterr().err
