@@ -20,7 +20,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from jcb.recording.events import Abort, Arrival, End, Event, Header, Knobs, Row, Step, Truncated, to_json
 from jcb.types import FinishReason, Request, RowKind, ScheduledRow, Sequence, SequenceOutput, StepPlan
@@ -40,8 +40,7 @@ MAX_KNOWN = 1 << 20
 """Distinct pages (and namespaces) told apart; the oldest is then forgotten and would get a new number."""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnTimes:
+class TurnTimes(NamedTuple):
     """When a turn began and ended, and the seconds in it, see `Step`."""
 
     t: float
@@ -51,8 +50,7 @@ class TurnTimes:
     dispatch: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
+class _Turn(NamedTuple):
     plan: StepPlan
     outputs: tuple[SequenceOutput, ...]  # those that end a request
     times: TurnTimes
