@@ -3,8 +3,11 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from jcb.recording import recorder as recorder_module
 from jcb.types import FinishReason
 from tests.fakes import Bench
 
+ROOT = Path(__file__).parents[2]
 CANARY = 86_753_093  # as a token id; no other number of a recording is near it
 
 
@@ -221,6 +225,17 @@ def test_a_disk_that_fails_costs_nobody_an_answer(tmp_path, caplog):
     recorder.close()
     bench.check()
     assert "the recording ends early: No space left on device" in caplog.text
+
+
+def test_a_process_that_just_ends_leaves_a_whole_recording(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from tests.fakes import Bench;"
+        "from tests.recording.test_recorder import record;"
+        "bench = Bench(); record(bench, Path(sys.argv[1])); bench.add('a', range(9), max_tokens=7); bench.run()"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "run.jsonl"], cwd=ROOT, check=True, timeout=60)
+    events = list(Recording.open(tmp_path / "run.jsonl"))
+    assert any(isinstance(event, End) and event.output_tokens == 7 for event in events)
 
 
 def test_distinct_pages_are_numbered_in_bounded_memory(monkeypatch):
