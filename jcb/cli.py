@@ -18,6 +18,7 @@ from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, UseAppendAct
 
 from jcb import __version__, config_file
 from jcb.cli_bench import BENCHES
+from jcb.cli_experiment import Experiment
 from jcb.cli_options import EngineOptions, setting
 from jcb.cli_plan import Buckets, Plan
 from jcb.cli_simulate import Replay, Simulate
@@ -197,6 +198,7 @@ COMMANDS: dict[str, Any] = {
     "plan": Plan,
     "simulate": Simulate,
     "replay": Replay,
+    "experiment": Experiment,
     "doctor": Doctor,
     "export-tokenizer": ExportTokenizer,
 }

@@ -1,0 +1,1 @@
+"""Questions about continuous batching with measured and drawn answers: the production scheduler, simulated or real."""
