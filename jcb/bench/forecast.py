@@ -113,10 +113,10 @@ def forecast_trials(scale: float, capacity: Callable[[Trial], float]) -> tuple[T
 def knob_trials(scale: float) -> tuple[Trial, ...]:
     """The same burst under eight settings."""
     burst = Synthetic(
-        pattern="burst", requests=_count(20, scale), prompt="lognormal(60,50)", output="exponential(16)",
+        pattern="burst", requests=_count(32, scale), prompt="lognormal(60,50)", output="exponential(16)",
         max_model_len=1024, seed=5,
     )  # fmt: skip
-    settings = ((1, 32), (2, 64), (3, 256), (5, 32), (8, 256), (12, 16), (20, 64), (32, 256))
+    settings = ((1, 64), (2, 64), (4, 64), (8, 64), (16, 16), (16, 256), (32, 32), (32, 256))
     return tuple(Trial(f"{seqs} seqs, {tokens} tokens", burst, seqs, tokens) for seqs, tokens in settings)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from jcb.bench.real_run import rerun
 from jcb.config import ServeConfig
 from jcb.engine.record import start_recorder
 from jcb.recording import End, Recording, RecordingFile, Step
@@ -89,3 +90,13 @@ def test_a_real_run_is_fitted_and_simulated(tmp_path):
     assert simulated.finished == real.finished
     assert simulated.output_tokens == real.output_tokens
     assert simulated.busy == pytest.approx(real.busy, rel=0.5), "how close on a quiet machine, `make lab-check` says"
+
+
+def test_the_requests_of_a_recording_run_again_under_other_knobs(tmp_path):
+    recording = run(tmp_path / "run.jsonl", overlap=True)
+    settings = {"scheduler.max_num_seqs": 4, "scheduler.max_num_batched_tokens": 64, "scheduler.preempt_every": 0}
+    again, before = rerun(recording, settings), recorded_stats(recording)
+    assert (again.finished, again.aborted) == (before.finished, before.aborted)
+    assert again.output_tokens == before.output_tokens
+    assert again.occupancy.maximum <= 4
+    assert again.preemptions == 0
