@@ -129,7 +129,7 @@ test-chips: install-test ## compile every step and kernel for every chip (half a
 	$(PY) -m pytest tests/aot/test_chips_compiled.py $(ARGS)
 
 test: lint ## lint, then all tests in two processes; ARGS="-k scheduler", WORKERS=4
-	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(PY) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 30 $(ARGS)
 
 lint: install-test ## format, style, import contracts, types
 	$(VENV)/bin/ruff format --check $(SOURCES)
