@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as dataclass_fields
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from jcb.types import RowKind
 
 VERSION = 1
+
+MOST = (1 << 31) - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Whole = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+When = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+EndReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +31,7 @@ class Header:
     """The first line. config: sections of the resolved configuration and the buckets; shape: the model's dimensions."""
 
     model: str
-    vocab_size: int
+    vocab_size: Annotated[int, msgspec.Meta(ge=3, le=MOST)]
     platform: str
     started_at: float  # Unix time
     config: Mapping[str, Any]
@@ -40,19 +50,19 @@ class Arrival:
     guided: it follows a grammar. token_ids: only where asked for.
     """
 
-    t: float
-    id: int
-    prompt_tokens: int
-    max_tokens: int
-    min_tokens: int = 0
-    priority: int = 0
-    namespace: int = 0
-    chain: tuple[int, ...] = ()
-    arrived: float = 0.0
+    t: When
+    id: Count
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST)]
+    max_tokens: Count
+    min_tokens: Count = 0
+    priority: Whole = 0
+    namespace: Count = 0
+    chain: tuple[Count, ...] = ()
+    arrived: When = 0.0
     is_open: bool = False  # the caller set no max_tokens; max_tokens is then what the model's length leaves
     guided: bool = False
     prompt_logprobs: bool = False
-    token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[Count, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +93,16 @@ class Step:
     a step lost with another.
     """
 
-    step: int
-    t: float
+    step: Count
+    t: When
     rows: tuple[Row, ...]
-    preempted: tuple[int, ...] = ()
-    bucket: tuple[int, int, int] = (0, 0, 0)
-    host: float = 0.0
-    wait: float = 0.0
-    device: float = 0.0
-    before: float = 0.0
-    dispatch: float = 0.0
+    preempted: tuple[Whole, ...] = ()
+    bucket: tuple[Count, Count, Count] = (0, 0, 0)
+    host: Seconds = 0.0
+    wait: When = 0.0
+    device: Seconds = 0.0
+    before: Seconds = 0.0
+    dispatch: Seconds = 0.0
     failed: str = ""
 
     @property
@@ -110,30 +120,30 @@ class Step:
 class End:
     """A request ended. chain: of the whole sequence. first_token_t: None without a token. code: of an error."""
 
-    t: float
-    id: int
-    reason: str
-    output_tokens: int
-    first_token_t: float | None = None
-    chain: tuple[int, ...] = ()
+    t: When
+    id: Count
+    reason: EndReason
+    output_tokens: Count
+    first_token_t: When | None = None
+    chain: tuple[Count, ...] = ()
     code: str = ""
-    token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[Count, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
     """A request was ended from outside, between two turns; its End follows. reason: "stop" for a stop string."""
 
-    t: float
-    id: int
-    reason: str = "abort"
+    t: When
+    id: Count
+    reason: EndReason = "abort"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
     """Settings of the scheduler were changed between two turns."""
 
-    t: float
+    t: When
     changes: Mapping[str, Any]
 
 
@@ -141,12 +151,12 @@ class Knobs:
 class Truncated:
     """The recording ends here though the run went on."""
 
-    t: float
+    t: When
     reason: str
 
 
 Event = Arrival | Step | End | Abort | Knobs | Truncated
-NAMES: dict[str, type] = {
+NAMES: dict[str, type[Event]] = {
     "arrival": Arrival,
     "step": Step,
     "end": End,
@@ -155,6 +165,7 @@ NAMES: dict[str, type] = {
     "truncated": Truncated,
 }
 _ALWAYS = ("chain", "preempted")
+_FIELDS = {kind: {each.name for each in dataclass_fields(kind)} for kind in NAMES.values()}
 _WORDS = {kind: name for name, kind in NAMES.items()}
 
 
@@ -172,30 +183,49 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(line: Mapping[str, Any]) -> Event:
-    """The event of one line's object. Raises ValueError, KeyError or TypeError for what is none."""
-    kind = NAMES.get(line["event"])
+    """The event of one line's object. Raises ValueError for what is none, and for a value that cannot be."""
+    name = line.get("event")
+    kind = NAMES.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ValueError(f"unknown event {line['event']!r}")
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in line.items()}
-    del fields["event"]
-    if "rows" in fields:
-        fields["rows"] = tuple(_row(row) for row in fields["rows"])
-    return kind(**fields)
+        raise ValueError(f"unknown event {str(name)[:64]!r}")
+    fields = {name: value for name, value in line.items() if name != "event"}
+    if unknown := fields.keys() - _FIELDS[kind]:
+        raise ValueError(f"{name} has no {sorted(unknown)[0][:64]!r}")
+    if kind is not Step:
+        return msgspec.convert(fields, kind)
+    rows = fields.get("rows")
+    if not isinstance(rows, list):
+        raise ValueError("a step needs a list of rows")
+    step = msgspec.convert(fields | {"rows": []}, Step)
+    return replace(step, rows=tuple([_row(row) for row in rows]))
 
 
 def header_from_json(line: Mapping[str, Any]) -> Header:
-    """The header of the first line's object. Raises ValueError for another version."""
+    """The header of the first line's object. Raises ValueError for another version and for wrong fields."""
     if line.get("jcb_recording") != VERSION:
         raise ValueError(f"the first line is no header of a jcb recording of version {VERSION}")
-    return Header(**{name: value for name, value in line.items() if name != "jcb_recording"})
+    fields = {name: value for name, value in line.items() if name != "jcb_recording"}
+    if unknown := fields.keys() - {each.name for each in dataclass_fields(Header)}:
+        raise ValueError(f"the header has wrong fields: {sorted(unknown)[0][:64]!r} is none")
+    try:
+        return msgspec.convert(fields, Header)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the header has wrong fields: {error}") from error
 
 
 _KINDS = {kind.value: kind for kind in RowKind}
 
 
-def _row(line: list[Any]) -> Row:
-    id_, slot, start, q_len, kind, samples, *pages = line
-    return Row(id_, slot, start, q_len, _KINDS[kind], bool(samples), tuple(pages[0]) if pages else ())
+def _row(line: object) -> Row:
+    if not isinstance(line, list) or len(line) not in (6, 7):
+        raise ValueError(f"a row has six or seven entries: {str(line)[:64]}")
+    id_, slot, start, q_len, name, samples, *rest = line
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    pages = rest[0] if rest else []
+    numbers = [id_, slot, start, q_len, samples, *pages] if isinstance(pages, list) else []
+    if kind is None or not numbers or not all(type(number) is int and 0 <= number <= MOST for number in numbers):
+        raise ValueError(f"a row's numbers and kind cannot be: {str(line)[:64]}")
+    return Row(id_, slot, start, q_len, kind, bool(samples), tuple(pages))
 
 
 def _finite(value: Any) -> Any:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jcb.recording import Abort, Arrival, End, Header, Knobs, Recording, Row, Step, Truncated
+from jcb.recording import Abort, Arrival, End, Header, Knobs, Recording, Row, Step, Truncated, reader
 from jcb.recording.events import from_json, to_json
 from jcb.types import RowKind
 
@@ -88,3 +88,98 @@ def test_what_is_no_recording_is_told_with_the_line(tmp_path, lines, message):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"recording '.*gone.jsonl' cannot be read: No such file"):
         Recording.open(tmp_path / "gone.jsonl")
+
+
+def in_words(number):
+    return {"event": "arrival", "t": 0, "id": number, "prompt_tokens": 3, "max_tokens": 4, "chain": []}
+
+
+END = {"event": "end", "t": 1, "id": 0, "reason": "stop", "output_tokens": 1, "chain": []}
+STEP = {"event": "step", "step": 1, "t": 0, "preempted": []}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [in_words(0) | {"t": "soon"}],
+        [in_words(0) | {"id": True}],
+        [in_words(0) | {"id": 2**70}],
+        [in_words(0) | {"prompt_tokens": -1}],
+        [in_words(0) | {"prompt_tokens": 10**12}],
+        [in_words(0) | {"prompt_tokens": 1 << 23}],
+        [in_words(0) | {"chain": [None]}],
+        [in_words(0) | {"party": 1}],
+        [in_words(0), in_words(0)],
+        [in_words(1), in_words(0)],
+        [END],
+        [in_words(0), END, END],
+        [in_words(0), END | {"reason": "boredom"}],
+        [in_words(0), END | {"output_tokens": 1 << 23}],
+        [STEP | {"rows": {"a": 1}}],
+        [STEP | {"rows": [7]}],
+        [STEP | {"rows": [[0, 0, 0, 1, "new", 1, 5]]}],
+        [STEP | {"rows": [[0, 0, -1, 1, "new", 1]]}],
+        [STEP | {"rows": [[0, 0, 0, 1, ["new"], 1]]}],
+        [STEP | {"rows": [], "device": -1.0}],
+        [STEP | {"rows": [], "bucket": [1, 2]}],
+        [{"event": ["step"]}],
+        [{"event": "knobs", "t": 0, "changes": [1]}],
+        ["[" * 200_000 + "\n"],
+        ['{"event": "abort", "t": NaN, "id": 1}\n'],
+        ['{"event": "abort", "t": 1e999, "id": 1}\n'],
+        ['{"event": "abort", "t": ' + "1" * 6000 + ', "id": 1}\n'],
+    ],
+    ids=lambda lines: str(lines)[-60:],
+)
+def test_an_event_that_cannot_be_is_told_with_its_line(tmp_path, lines):
+    recording = Recording.open(write(tmp_path / "r.jsonl", [HEADER.to_json(), *lines]))
+    with pytest.raises(ValueError, match=f"line {len(lines) + 1}: no"):
+        list(recording)
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("cache", {"page_size": 0}),
+        ("cache", {"page_size": 1 << 40}),
+        ("cache", {"page_size": "4"}),
+        ("cache", {"num_pages": 10**12}),
+        ("cache", {"num_pages": 1}),
+        ("cache", {"num_pages": None}),
+        ("cache", {"enable_prefix_caching": 1}),
+        ("scheduler", {"max_model_len": None}),
+        ("scheduler", {"max_num_seqs": 1 << 40, "max_num_batched_tokens": 1 << 41}),
+        ("scheduler", {"max_num_seqs": "4"}),
+        ("scheduler", {"policy": "lifo"}),
+        ("scheduler", {"token_buckets": 5}),
+        ("scheduler", {"party": 5}),
+        ("engine", {"overlap": None}),
+    ],
+    ids=str,
+)
+def test_a_header_that_no_engine_had_is_told(tmp_path, section, values):
+    header = HEADER.to_json()
+    header["config"][section] = header["config"][section] | values
+    recording = Recording.open(write(tmp_path / "r.jsonl", [header]))
+    with pytest.raises(ValueError, match=rf"r\.jsonl: the .*({'|'.join(values)}|setting|scheduler)"):
+        (recording.limits(), recording.scheduler_config(), recording.enable_prefix_caching, recording.overlap)
+
+
+@pytest.mark.parametrize("config", [None, 1, [], {}, {"cache": 1, "scheduler": [], "engine": {}}], ids=str)
+def test_a_header_without_sections_is_told(tmp_path, config):
+    path = write(tmp_path / "r.jsonl", [HEADER.to_json() | {"config": config}])
+    with pytest.raises(ValueError, match=r"r\.jsonl: the header"):
+        Recording.open(path).limits()
+
+
+def test_a_line_without_an_end_costs_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "MAX_LINE_BYTES", 1000)
+    path = write(tmp_path / "r.jsonl", [HEADER.to_json(), "x" * 5000])
+    with pytest.raises(ValueError, match=r"line 2: not JSON of a recording .it is over 1,000 bytes"):
+        list(Recording.open(path))
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/"])
+def test_what_is_no_file_is_not_read(path):
+    with pytest.raises(ValueError, match="is no file"):
+        Recording.open(path)
