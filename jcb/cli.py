@@ -235,5 +235,8 @@ def report_errors(run: Callable[[], int]) -> int:
             raise
         print(f"jcb: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
+    except MemoryError:
+        print("jcb: this machine has too little memory for that", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130

@@ -48,9 +48,10 @@ class Buckets(EngineOptions):
         """Prints the buckets and what they change."""
         from jcb.plan import buckets
 
-        for name, least in (("requests", 1), ("concurrency", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} {getattr(self, name)} must be at least {least}")
+        for name, least, most in (("requests", 1, 10_000_000), ("concurrency", 0, 10_000_000), ("k", 1, 1000)):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"--{name} {getattr(self, name)} must be at least {least} and at most {most:,}")
+        _check_seconds(self.compile_seconds)
         buckets.run(
             self.source, self.file_config(), self.settings(), programs=self.k, row_buckets=self.row_buckets,
             compile_seconds=self.compile_seconds, requests=self.requests, concurrency=self.concurrency,
@@ -115,6 +116,7 @@ class Plan(EngineOptions):
 
         if self.tp is not None and self.tp < 1:
             raise ValueError(f"--tp {self.tp} must be at least 1")
+        _check_seconds(self.compile_seconds)
         for name in ("input_len", "output_len"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} must not be negative")
@@ -166,3 +168,8 @@ class Plan(EngineOptions):
             self.output.write_text(config_file.dump(found.config), encoding="utf-8")
             print(f"wrote {self.output}: jcb serve --config {self.output}", file=sys.stderr)
         return 0 if found.best.is_met else 1
+
+
+def _check_seconds(value: float | None) -> None:
+    if value is not None and not 0 <= value < 1e9:
+        raise ValueError(f"--compile-seconds {value} must be a number of seconds, 0 or more")

@@ -11,6 +11,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 from jcb.cli_options import EngineOptions, setting
 
 _NONE = "(default: none)"
+MAX_REPLICAS = 10_000
 _WORKLOAD = (
     'a recording, a trace (CSV or JSONL), or words: poisson, gamma, ramp, closed or burst, then settings, as in '
     '"poisson rate=4 requests=1000 prompt=lognormal(1155,1020) output=exponential(200) prefix=512 groups=4 turns=3"'
@@ -56,6 +57,9 @@ class Simulate(EngineOptions):
         if self.calibrate:
             command.calibrate_to(self.calibrate, self.output, as_json=self.json)
             return 0
+        for name in ("replicas", "prefill_replicas"):
+            if getattr(self, name) > MAX_REPLICAS:
+                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at most {MAX_REPLICAS:,}")
         config = self.serve_config()
         chip, devices = parse_chips(self.chip)
         if config.mesh.tensor_parallel == 1 and devices > 1:

@@ -19,6 +19,9 @@ from jcb.simulate.executor import SimExecutor
 from jcb.steps.shapes import Shapes
 from jcb.types import Request, SamplingParams, StepPlan
 
+MAX_LENGTH = 1 << 20
+"""Most tokens of a request that is believed; and most requests of one kind."""
+
 _TIMEOUT = 1e12  # virtual seconds
 
 
@@ -83,13 +86,16 @@ def read_lengths(path: Path) -> list[tuple[int, int, int]]:
         try:
             entry = json.loads(line)
             values = (entry["prompt_tokens"], entry["output_tokens"], entry.get("count", 1))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f'{path}, line {number}: must be like {{"prompt_tokens": 100, "output_tokens": 20, "count": 3}}, '
                 f"got {line[:60]!r}"
             ) from error
-        if not all(type(value) is int and value >= 1 for value in values):
-            raise ValueError(f"{path}, line {number}: lengths and count must be whole numbers of at least 1: {values}")
+        if not all(type(value) is int and 1 <= value <= MAX_LENGTH for value in values):
+            raise ValueError(
+                f"{path}, line {number}: lengths and count must be whole numbers of at least 1, and at most "
+                f"{MAX_LENGTH:,}: {str(values)[:64]}"
+            )
         found.append(values)
     if not found:
         raise ValueError(f"{path} holds no lengths")
@@ -150,7 +156,7 @@ def is_recording(path: Path) -> bool:
     """Whether the file begins as a recording does. Raises ValueError when it cannot be read."""
     try:
         with path.open(encoding="utf-8") as file:
-            return '"jcb_recording"' in file.readline()
+            return '"jcb_recording"' in file.readline(1 << 20)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} cannot be read: {error}") from error
 

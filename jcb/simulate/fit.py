@@ -116,8 +116,8 @@ class Calibration:
             return Calibration.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
         except OSError as error:
             raise ValueError(f"calibration {str(path)!r} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"calibration {str(path)!r}: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"calibration {str(path)!r} is none: {error}") from error
 
 
 def calibrate(recordings: Recording | Sequence[Recording]) -> Calibration:

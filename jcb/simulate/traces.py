@@ -24,6 +24,8 @@ from typing import Any
 from jcb.simulate.job import Job
 
 BLOCK_TOKENS = 512
+MAX_TOKENS = 1 << 22
+MAX_SECONDS = 1e12
 _NAMES = {
     "time": ("time", "timestamp", "arrival", "arrived_at"),
     "prompt": ("prompt", "prompt_tokens", "input_tokens", "input_length", "contexttokens"),
@@ -46,7 +48,8 @@ class Trace:
     def __post_init__(self) -> None:
         if not self.scale > 0:
             raise ValueError(f"scale={self.scale} must be above 0")
-        next(self.jobs(), None)  # an unreadable file is told before anything runs
+        if next(self.jobs(), None) is None:  # an unreadable file is told before anything runs
+            raise ValueError(f"{self.path} holds no request")
 
     def jobs(self) -> Iterator[Job]:
         """In the order of the file; ValueError names the line that is wrong."""
@@ -62,7 +65,7 @@ class Trace:
                     raise ValueError("times must ascend")
                 last = at
                 yield self._job(number, at, row)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise ValueError(f"{self.path}, line {line}: {error}") from error
 
     def after(self, job: Job, now: float) -> Job | None:
@@ -72,10 +75,12 @@ class Trace:
 
     def _job(self, number: int, at: float, row: Mapping[str, Any]) -> Job:
         prompt, output = int(_find(row, "prompt")), int(_find(row, "output"))
+        if max(prompt, output) > MAX_TOKENS:
+            raise ValueError(f"prompt and output must be at most {MAX_TOKENS:,} tokens")
         if self.max_model_len:
             output = min(output, self.max_model_len - 1)
             prompt = min(prompt, self.max_model_len - output)
-        blocks = row.get("hash_ids") or ()
+        blocks = (row.get("hash_ids") or ())[: -(-prompt // BLOCK_TOKENS)]
         begin = (1 << 28) + number * 7 % (1 << 29)
         shared = [token for block in blocks for token in range(block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS)]
         session = row.get("session")
@@ -101,14 +106,18 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 if text.strip():
                     yield number, _object(path, number, text)
             return
-        for number, row in enumerate(csv.DictReader(file), 2):
-            yield number, {(name or "").strip().lower(): value for name, value in row.items()}
+        rows = csv.DictReader(file)
+        try:
+            for row in rows:
+                yield rows.line_num, {(name or "").strip().lower(): value for name, value in row.items()}
+        except csv.Error as error:
+            raise ValueError(f"{path}, after line {rows.line_num}: not CSV ({error})") from error
 
 
 def _object(path: Path, number: int, text: str) -> Mapping[str, Any]:
     try:
         row = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
     if not isinstance(row, dict):
         raise ValueError(f"{path}, line {number}: not an object")
@@ -124,7 +133,10 @@ def _find(row: Mapping[str, Any], column: str) -> Any:
 
 def _seconds(value: Any, *, in_ms: bool) -> float:
     try:
-        return float(value) / (1000 if in_ms else 1)
+        seconds = float(value) / (1000 if in_ms else 1)
+        if not abs(seconds) < MAX_SECONDS:
+            raise TypeError("a time must be a number of seconds")
+        return seconds
     except ValueError:
         moment = datetime.datetime.fromisoformat(str(value)[:26])
         return (moment - datetime.datetime(1970, 1, 1, tzinfo=moment.tzinfo)).total_seconds()

@@ -29,6 +29,9 @@ PATTERNS: dict[str, str] = {
 }
 
 
+MAX_PREFIX = 1 << 22
+
+
 @dataclass(frozen=True, kw_only=True)
 class Synthetic:
     """Requests drawn from distributions, every one a function of the seed and its number alone.
@@ -62,6 +65,10 @@ class Synthetic:
         for name in ("rate", "cv"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+        if not 1e-3 <= self.cv <= 1e3:
+            raise ValueError(f"cv={self.cv} must be from 0.001 to 1,000")
+        if self.prefix > MAX_PREFIX:
+            raise ValueError(f"prefix={self.prefix} must be at most {MAX_PREFIX:,} tokens")
         for name in ("rate_to", "think", "prefix", "max_model_len"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
