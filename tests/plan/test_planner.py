@@ -164,9 +164,9 @@ def test_programs_are_those_of_the_registry():
 
 def test_fitted_step_times_replace_the_roofline(tmp_path, capsys):
     """A decode step of 1 s, another of 3 s, and a host that takes no time: TTFT 3 s, TPOT 1 s alone."""
-    seven = (0.0,) * (len(FEATURES) - 1)
+    others = (0.0,) * (len(FEATURES) - 2)
     fitted = Calibration(
-        cost=FittedCost((1.0, *seven), (3.0, *seven), {}),
+        cost=FittedCost((1.0, 2.0, *others), {}),
         host=NO_HOST,
         fit=Fit(20, 0.0, 0.0, 1.0),
         model="m",
