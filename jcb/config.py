@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 AdmissionMode = Literal["paged", "reserve", "static"]
-SchedulingPolicy = Literal["fcfs", "priority"]
+SchedulingPolicy = Literal["fcfs", "priority", "shortest-prompt", "longest-prefix", "fair-share"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
@@ -88,6 +88,10 @@ class SchedulerConfig:
 
     max_num_seqs: most sequences in one step (batch slots). max_num_batched_tokens: most tokens in one step.
     max_prefill_chunk: most prompt tokens of one sequence in one step; 0 means the whole budget.
+    policy: who waits less. "fcfs": by arrival; "priority": by the request's priority; "shortest-prompt": short prompts
+    first, where 1,000 tokens weigh a second of waiting; "longest-prefix": what the prefix cache holds first, but nobody
+    is passed over more than 16 times as first of the queue; "fair-share": users (namespaces) by turns, in tokens. Only
+    "priority" decides who is preempted too; elsewhere that is the last to arrive.
     admission: "paged" by actual use; "reserve" takes pages for the longest possible answer at admission;
     "static" fills a batch, runs it to its end, then the next (the last two are kept for comparison).
     preempt_every: force a preemption of the youngest sequence every so many steps (tests only; 0 is off).

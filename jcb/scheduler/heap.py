@@ -45,3 +45,12 @@ class KeyedHeap:
                 return key, name
             heapq.heappop(self._heap)
         return None
+
+    def first_few(self, count: int) -> list[str]:
+        """The names of the `count` smallest keys, left in place."""
+        taken: list[tuple[Any, str]] = []
+        while len(taken) < count and self.first() is not None:
+            taken.append(heapq.heappop(self._heap))
+        for entry in taken:
+            heapq.heappush(self._heap, entry)
+        return [name for _, name in taken]

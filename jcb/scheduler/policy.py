@@ -4,19 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jcb.config import Limits, SchedulerConfig
+from jcb.config import Limits, SchedulerConfig, SchedulingPolicy
 from jcb.scheduler.record import Order, Record
+from jcb.scheduler.shares import Shares
 from jcb.types import FinishReason, Request, RequestError
 
 RETRY_AFTER_SECONDS = 1.0
 """What a caller refused for a full queue is told to wait."""
 
 
-def precedence(config: SchedulerConfig, request: Request, number: int) -> Order:
-    """Smaller runs first and is preempted last; `number` makes every order distinct."""
-    if config.policy == "priority":
+PROMPT_TOKENS_A_SECOND = 1000.0
+"""Policy shortest-prompt: prompt tokens that weigh as much as a second of waiting. So a prompt of n tokens is overtaken
+only by those that come within n / 1,000 seconds after it."""
+
+PREFIX_WINDOW = 16
+"""Policy longest-prefix: how many of the queue are compared."""
+
+MOST_PASSES = 16
+"""Policy longest-prefix: how often the first of the queue may be passed over."""
+
+
+def precedence(name: SchedulingPolicy, request: Request, number: int) -> Order:
+    """Among those that run, smaller runs first and is preempted last; `number` makes every order distinct."""
+    if name == "priority":
         return request.priority, request.arrival_time, number
     return 0, 0.0, number
+
+
+def place(name: SchedulingPolicy, request: Request, number: int, shares: Shares) -> Order:
+    """Among those that wait, smaller is let in first. A place never changes, so no queue is sorted anew."""
+    if name == "shortest-prompt":
+        return 0, request.arrival_time + len(request.prompt_token_ids) / PROMPT_TOKENS_A_SECOND, number
+    if name == "fair-share":
+        return 0, shares.claim(request.namespace, len(request.prompt_token_ids)), number
+    return precedence(name, request, number)
 
 
 def generation_limit(request: Request, limits: Limits) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jcb.types import Matcher, Sequence
+from jcb.types import Matcher, RowKind, Sequence
 
 Order = tuple[int, float, int]
-"""Precedence of a sequence, smallest first: priority, arrival, number of the request."""
+"""Precedence, smallest first: priority, arrival or what the policy takes for it, number of the request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +18,8 @@ class Record(Sequence):
     """
 
     order: Order = (0, 0.0, 0)
+    place: Order = (0, 0.0, 0)  # in the queue
+    num_passed: int = 0  # times it was passed over as first of the queue
     limit: int = 0  # most tokens it may generate
     stop_ids: frozenset[int] = frozenset()
     digests: list[bytes] = field(default_factory=list)  # prefix-cache keys of its first full pages
@@ -29,3 +31,10 @@ class Record(Sequence):
     num_prompt_logprobs: int = 0  # prompt positions whose log-probabilities were delivered
     matcher: Matcher | None = None  # has taken in its output tokens; None when it follows no grammar
     must_prove: int = 0  # length it has to reach alone after having been in a failed step
+
+    @property
+    def kind(self) -> RowKind:
+        """What its next row is."""
+        if not self.is_fresh:
+            return RowKind.CONTINUED
+        return RowKind.RESUMED if self.was_scheduled else RowKind.NEW

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from jcb.scheduler.heap import KeyedHeap
 from jcb.scheduler.record import Order, Record
-from jcb.types import SequenceStatus
+from jcb.types import Request, SequenceStatus
 
 _by_order = attrgetter("order")
 
@@ -24,7 +24,7 @@ class Roster:
         self._max_num_seqs = max_num_seqs
         self._live: dict[str, Record] = {}
         self._running: list[Record] = []  # by order
-        self._waiting = KeyedHeap()  # by order
+        self._waiting = KeyedHeap()  # by place
         self._deadlines = KeyedHeap()  # by time
         self._slots = list(range(max_num_seqs))  # a heap
         self.num_waiting_tokens = 0  # prompt tokens of those that wait
@@ -55,6 +55,10 @@ class Roster:
         """Who is next in the queue."""
         first = self._waiting.first()
         return None if first is None else self._live[first[1]]
+
+    def first_few_waiting(self, count: int) -> list[Record]:
+        """The first `count` of the queue, in its order."""
+        return [self._live[name] for name in self._waiting.first_few(count)]
 
     def first_due(self, now: float) -> Record | None:
         """A record whose deadline has passed."""
@@ -94,12 +98,13 @@ class Roster:
         self._deadlines.discard(record.request_id)
         del self._live[record.request_id]
 
-    def reorder(self, order: Callable[[Record], Order]) -> None:
-        """Give every record its place by a new rule."""
+    def reorder(self, order: Callable[[Request, int], Order], place: Callable[[Request, int], Order]) -> None:
+        """Give every record its order and its place in the queue by new rules, called as the records came."""
         for record in self._live.values():
-            record.order = order(record)
+            number = record.order[2]
+            record.order, record.place = order(record.request, number), place(record.request, number)
             if record.status is SequenceStatus.WAITING:
-                self._waiting.push(record.request_id, record.order)
+                self._waiting.push(record.request_id, record.place)
         self._running.sort(key=_by_order)
 
     def _free_slot(self, record: Record) -> None:
@@ -109,7 +114,7 @@ class Roster:
 
     def _queue(self, record: Record) -> None:
         record.status = SequenceStatus.WAITING
-        self._waiting.push(record.request_id, record.order)
+        self._waiting.push(record.request_id, record.place)
         self.num_waiting_tokens += len(record.request.prompt_token_ids)
 
     def _unqueue(self, record: Record) -> None:

@@ -17,13 +17,13 @@ from jcb.config import Limits, SchedulerConfig
 from jcb.scheduler import guided, knobs, policy, results
 from jcb.scheduler.draft import Draft
 from jcb.scheduler.pages import PageLedger
+from jcb.scheduler.queue import Queue
 from jcb.scheduler.record import Record
 from jcb.scheduler.roster import Roster
 from jcb.types import (
     FinishReason,
     Request,
     RequestError,
-    RowKind,
     ScheduledRow,
     SequenceOutput,
     StepPlan,
@@ -49,6 +49,7 @@ class Scheduler:
         self._spare_pages = limits.usable_pages // 100  # left free by admissions while others run, against thrashing
         self._pages = PageLedger(limits, enable_prefix_caching=enable_prefix_caching, root=root)
         self._roster = Roster(config.max_num_seqs)
+        self._queue = Queue(config.policy)
         self._suspects: list[Record] = []  # by order; they were in a failed step and must pass one alone
         self._in_flight: dict[int, StepPlan] = {}
         self._num_steps = 0
@@ -60,10 +61,12 @@ class Scheduler:
 
         With fewer sequences allowed the youngest give up their slots in the next step and go on later.
         """
-        self.config = config = knobs.turn(self.config, self.ceiling, changes)
-        self._roster.reorder(lambda record: policy.precedence(config, record.request, record.order[2]))
-        self._suspects.sort(key=attrgetter("order"))
-        return config
+        before, self.config = self.config, knobs.turn(self.config, self.ceiling, changes)
+        if self.config.policy != before.policy:
+            self._queue = Queue(self.config.policy)
+            self._roster.reorder(self._queue.order, self._queue.place)
+            self._suspects.sort(key=attrgetter("order"))
+        return self.config
 
     def knobs(self) -> dict[str, dict[str, Any]]:
         """Each knob's value and what it may be; any thread may ask."""
@@ -93,7 +96,8 @@ class Scheduler:
         self._num_added += 1
         record = Record(
             request,
-            order=policy.precedence(self.config, request, self._num_added),
+            order=self._queue.order(request, self._num_added),
+            place=self._queue.place(request, self._num_added),
             limit=policy.generation_limit(request, self._limits),
             stop_ids=policy.stop_ids(request),
         )
@@ -219,7 +223,7 @@ class Scheduler:
         if static and self._roster.num_running:
             return
         while self._roster.num_running < self.config.max_num_seqs and (draft.budget > 0 or static):
-            record = self._roster.first_waiting()
+            record = self._queue.next(self._roster, self._pages)
             if record is None or record.num_pending or not self._start(record, draft):
                 return
             self._plan_chunk(draft, record)
@@ -240,6 +244,7 @@ class Scheduler:
             self._pages.grow(record, wanted - len(hits))
         if not record.was_scheduled:
             record.num_cached = record.num_computed
+        self._queue.admit(record, self._roster)
         self._roster.seat(record)
         return True
 
@@ -302,7 +307,7 @@ class Scheduler:
             record.slot,
             start,
             q_len,
-            self._kind(record) if record.is_fresh else RowKind.CONTINUED,
+            record.kind,
             samples,
             (record.token(start),) if q_len == 1 else tuple(record.tokens(start, end)),
             record.page_table,
@@ -318,10 +323,6 @@ class Scheduler:
         if q_len > 1 or not samples:
             self._pages.publish(record)
         return row
-
-    @staticmethod
-    def _kind(record: Record) -> RowKind:
-        return RowKind.RESUMED if record.was_scheduled else RowKind.NEW
 
     def _note_first_row(self, record: Record, now: float) -> None:
         record.is_fresh = False
@@ -384,6 +385,7 @@ class Scheduler:
         self._roster.leave(record)
         self._acquit(record)
         record.finish_reason = reason
+        self._queue.end(record)
 
     def _suspect(self, record: Record, length: int) -> None:
         """The record was in a failed step that brought it to `length`."""

@@ -8,13 +8,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from jcb.scheduler.knobs import POLICIES
 from jcb.types import FinishReason, RequestError
 from tests.fakes import Bench, CountingGrammar, reference_prompt_logprobs
 
 CONFIGS = st.fixed_dictionaries(
     {
         "admission": st.sampled_from(["paged", "paged", "paged", "reserve", "static"]),
-        "policy": st.sampled_from(["fcfs", "priority"]),
+        "policy": st.sampled_from(POLICIES),
         "overlap": st.booleans(),
         "prefix_caching": st.booleans(),
         "page_size": st.sampled_from([1, 2, 4, 16]),
@@ -127,7 +128,7 @@ class CoreMachine(RuleBasedStateMachine):
     def fail_once(self):
         self.flaky = True
 
-    @rule(data=st.data(), policy=st.sampled_from(["fcfs", "priority"]))
+    @rule(data=st.data(), policy=st.sampled_from(POLICIES))
     def turn(self, data, policy):
         """Change every knob between two steps; no answer may change."""
         scheduler, ceiling = self.bench.scheduler, self.bench.config

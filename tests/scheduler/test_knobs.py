@@ -3,7 +3,7 @@
 import pytest
 
 from jcb.config import SchedulerConfig
-from jcb.scheduler.knobs import describe, turn
+from jcb.scheduler.knobs import POLICIES, describe, turn
 from jcb.types import RequestError
 from tests.fakes import Bench
 
@@ -22,7 +22,7 @@ CEILING = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32)
         ({"max_num_batched_tokens": 7}, "max_num_batched_tokens", "from 8 to 32"),
         ({"max_num_batched_tokens": 3, "max_num_seqs": 4}, "max_num_batched_tokens", "from 4 to 32"),
         ({"max_num_batched_tokens": "9"}, "max_num_batched_tokens", "='9' must"),
-        ({"policy": "lifo"}, "policy", "policy='lifo' must be one of fcfs, priority"),
+        ({"policy": "lifo"}, "policy", "policy='lifo' must be one of fcfs, priority, shortest-prompt"),
         ({"policy": []}, "policy", "must be one of"),
         ({"page_size": 4}, "page_size", "page_size is no knob"),
     ],
@@ -38,7 +38,7 @@ def test_a_value_outside_its_bounds_is_refused_by_name(changes, param, rule):
 def test_bounds_say_what_turn_allows():
     config = turn(CEILING, CEILING, {"max_num_seqs": 4, "max_num_batched_tokens": 6})
     knobs = describe(config, CEILING)
-    assert knobs.pop("policy") == {"value": "fcfs", "choices": ["fcfs", "priority"]}
+    assert knobs.pop("policy") == {"value": "fcfs", "choices": list(POLICIES)}
     assert knobs == {
         "max_num_batched_tokens": {"value": 6, "minimum": 4, "maximum": 32},
         "max_num_seqs": {"value": 4, "minimum": 1, "maximum": 6},

@@ -1,12 +1,14 @@
 """Who is refused at the door, and when a sequence ends."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jcb.config import Limits, SchedulerConfig
 from jcb.scheduler import policy
 from jcb.scheduler.record import Record
 from jcb.types import FinishReason, RequestError
-from tests.fakes import make_request
+from tests.fakes import Bench, make_request
 
 LIMITS = Limits(page_size=16, num_pages=9, max_model_len=256, vocab_size=100)
 
@@ -104,10 +106,79 @@ def test_ends(outputs, min_tokens, ignore_eos, expected):
 
 
 def test_precedence_by_policy():
-    fcfs = SchedulerConfig()
-    by_priority = SchedulerConfig(policy="priority")
     early = make_request("a", [1], priority=5, arrival_time=1.0)
     late = make_request("b", [1], priority=1, arrival_time=2.0)
-    assert policy.precedence(fcfs, early, 1) < policy.precedence(fcfs, late, 2)
-    assert policy.precedence(by_priority, late, 2) < policy.precedence(by_priority, early, 1)
-    assert policy.precedence(by_priority, early, 1) < policy.precedence(by_priority, early, 2)
+    assert policy.precedence("fcfs", early, 1) < policy.precedence("fcfs", late, 2)
+    assert policy.precedence("priority", late, 2) < policy.precedence("priority", early, 1)
+    assert policy.precedence("priority", early, 1) < policy.precedence("priority", early, 2)
+
+
+def served(bench, names):
+    """The order in which one slot serves `names`."""
+    order = []
+    while len(order) < len(names):
+        order += [output.request_id for output in bench.core.step() if output.finish_reason is not None]
+    return order
+
+
+def one_slot(name, **options):
+    return Bench(max_num_seqs=1, max_num_batched_tokens=64, num_pages=200, policy=name, overlap=False, **options)
+
+
+def test_short_prompts_go_first_but_only_so_long():
+    bench = one_slot("shortest-prompt")
+    asks = (("busy", 4, 0.0), ("long", 60, 0.0), ("short", 5, 0.03), ("later", 5, 0.056))
+    for name, tokens, at in asks:
+        bench.add(name, [1] * tokens, max_tokens=1, arrival_time=at)
+    # 60 tokens weigh 60 ms: overtaken by what comes 30 ms later and has 5, not by what comes 56 ms later
+    assert served(bench, asks) == ["busy", "short", "long", "later"]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.floats(0, 0.2)), min_size=1, max_size=12),
+)
+def test_nobody_is_overtaken_from_beyond_the_bound(asks):
+    bench = one_slot("shortest-prompt")
+    for number, (tokens, at) in enumerate(asks):
+        bench.add(str(number), [1] * tokens, max_tokens=1, arrival_time=at)
+    order = [asks[int(name)] for name in served(bench, asks)]
+    for position, (_, came) in enumerate(order):
+        for tokens, earlier in order[position + 1 :]:
+            assert came <= earlier + tokens / policy.PROMPT_TOKENS_A_SECOND
+
+
+def test_the_longest_cached_prefix_goes_first_and_nobody_is_passed_for_ever():
+    bench = one_slot("longest-prefix", page_size=4)
+    hot = list(range(20, 40))
+    bench.add("warm", hot, max_tokens=1)
+    assert served(bench, ["warm"]) == ["warm"]
+    bench.add("cold", [9] * 8, max_tokens=1)
+    others = [f"hot {number}" for number in range(policy.MOST_PASSES + 4)]
+    for number, name in enumerate(others):
+        bench.add(name, [*hot, 50 + number], max_tokens=1)
+    order = served(bench, ["cold", *others])
+    assert order.index("cold") == policy.MOST_PASSES
+
+
+def test_users_take_turns():
+    bench = one_slot("fair-share")
+    for number in range(4):
+        bench.add(f"a{number}", [1] * 20, max_tokens=1, namespace="a")
+    bench.add("b0", [1] * 20, max_tokens=1, namespace="b")
+    bench.add("b1", [1] * 20, max_tokens=1, namespace="b")
+    assert served(bench, range(6)) == ["a0", "b0", "a1", "b1", "a2", "a3"]
+
+
+def test_long_answers_count_against_their_user():
+    bench = one_slot("fair-share")
+    bench.add("a0", [1] * 4, max_tokens=60, namespace="a")
+    assert served(bench, ["a0"]) == ["a0"]
+    bench.add("a1", [1] * 4, max_tokens=1, namespace="a")
+    bench.add("b0", [1] * 40, max_tokens=1, namespace="b")
+    assert served(bench, range(2)) == ["b0", "a1"]
+
+
+@pytest.mark.parametrize("name", ["shortest-prompt", "longest-prefix", "fair-share"])
+def test_the_last_to_arrive_is_preempted_whatever_the_queue_prefers(name):
+    early, late = make_request("a", [1] * 90), make_request("b", [1])
+    assert policy.precedence(name, early, 1) < policy.precedence(name, late, 2)
