@@ -112,10 +112,13 @@ def _check_admin(request: web.Request, keys: Keys) -> None:
 
 def _is_own_page(request: web.Request) -> bool:
     """False for a browser's request from elsewhere, or to a name that only pretends to be this machine."""
-    if not _is_loopback(request.url.host or ""):
-        return False
     origin = request.headers.get("Origin")
-    return origin is None or urlsplit(origin).netloc == request.host
+    try:
+        if not _is_loopback(request.url.host or ""):
+            return False
+        return origin is None or urlsplit(origin).netloc == request.host
+    except ValueError:  # no address at all
+        return False
 
 
 def _lines(text: str) -> list[bytes]:

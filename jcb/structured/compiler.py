@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from jcb.structured.grammar import CompiledGrammar, GrammarError, plain, transla
 from jcb.structured.vocab import Vocab, make_tokenizer
 from jcb.types import Grammar, RequestError, Structured
 
+logger = logging.getLogger(__name__)
+
 TRIAL_SECONDS = 2
 """For one grammar in the worker. It is then compiled once more here, in about the same time."""
 
@@ -33,6 +36,8 @@ CACHE_BYTES = 64 << 20
 MAX_QUEUED = 64
 """Grammars that may wait for being compiled."""
 
+RETRY_SECONDS = 1.0
+_KILLED = -9  # by SIGKILL, which the memory limit does not send
 _THREADS = 2  # so that one hostile grammar leaves a worker to the others
 _START_SECONDS = 60.0
 _LEAST_COST, _COST_OF_A_CHARACTER = 64 << 10, 64  # bytes, roughly what llguidance keeps
@@ -65,6 +70,8 @@ class GrammarCompiler:
             if known is not None:
                 self._known.move_to_end(structured)
                 return _done(known)
+            if self._closed:
+                raise _unavailable(structured, "the server is shutting down", retry_after=5.0)
             if structured in self._pending:
                 return self._pending[structured]
             if len(self._pending) >= MAX_QUEUED:
@@ -76,7 +83,13 @@ class GrammarCompiler:
 
     async def compile(self, structured: Structured) -> Grammar:
         """The grammar, waited for in an event loop; a caller that leaves does not stop it for others."""
-        return await asyncio.shield(asyncio.wrap_future(self.submit(structured)))
+        future = self.submit(structured)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                raise
+            raise _unavailable(structured, "the server is shutting down", retry_after=5.0) from None
 
     def compile_here(self, structured: Structured) -> Grammar:
         """The grammar, compiled now in the caller's thread, without limits: for a caller that is trusted."""
@@ -99,6 +112,16 @@ class GrammarCompiler:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, structured: Structured, vocab: Vocab) -> Grammar:
+        """Raises nothing but RequestError: what goes wrong with the machine is a 503, and not remembered."""
+        try:
+            return self._try_and_compile(structured, vocab)
+        except RequestError:
+            raise
+        except Exception as error:  # its words may quote the grammar
+            logger.error("a grammar was not compiled: %s", type(error).__name__)
+            raise _unavailable(structured, "its compiler failed") from None
+
+    def _try_and_compile(self, structured: Structured, vocab: Vocab) -> Grammar:
         tokenizer = self._tokenizer
         worker = self._take_worker(vocab)
         try:
@@ -108,7 +131,7 @@ class GrammarCompiler:
         try:
             compiled = CompiledGrammar(tokenizer, vocab, grammar, structured.param)
             try_out(compiled)
-        except GrammarError as error:
+        except (GrammarError, ValueError) as error:
             raise refusal(structured, f"cannot be used: {plain(str(error))}", code="invalid_grammar") from None
         return compiled
 
@@ -177,7 +200,12 @@ class _Worker:
         answer, _ = self._ask(head, _START_SECONDS)
         if answer is None:
             self.close()
-            raise RequestError("structured output is not available: its worker does not start", status=503)
+            raise RequestError(
+                "structured output is not available: its worker does not start",
+                code="grammar_unavailable",
+                status=503,
+                retry_after=RETRY_SECONDS,
+            )
 
     @property
     def is_fit(self) -> bool:
@@ -186,15 +214,26 @@ class _Worker:
 
     def try_out(self, structured: Structured) -> str:
         """The translated grammar, or the RequestError that refuses it. The worker may be dead afterwards."""
+        before = _cpu_seconds(self._process.pid)
         answer, timed_out = self._ask(dataclasses.asdict(structured), self._seconds)
         if answer is None:
             self._is_worn = True
+            busy = self._busy_until_end(before)
+            if timed_out and busy is not None and busy < self._seconds / 4:
+                raise _unavailable(structured, "this machine is too busy to compile it")
+            if not timed_out and self._process.wait() == _KILLED:
+                raise _unavailable(structured, "its compiler was killed")
             spent = f"{self._seconds} s" if timed_out else f"{self._memory_bytes >> 20} MiB of memory"
             raise refusal(structured, f"takes more than {spent} to compile", code="grammar_too_complex")
         self._is_worn = answer["is_worn"]
         if "error" in answer:
             raise refusal(structured, f"cannot be used: {answer['error']}", code="invalid_grammar")
         return answer["grammar"]
+
+    def _busy_until_end(self, before: float | None) -> float | None:
+        """Seconds of a processor that the process, which has ended, took since it had taken `before`."""
+        after = None if self._process.returncode is not None else _cpu_seconds(self._process.pid)
+        return None if before is None or after is None else after - before
 
     def close(self) -> None:
         """Ends the process."""
@@ -227,6 +266,23 @@ class _Worker:
         finally:
             timer.cancel()
         return (json.loads(line) if line.endswith("\n") else None), timed_out.is_set()
+
+
+def _unavailable(structured: Structured, why: str, *, retry_after: float = RETRY_SECONDS) -> RequestError:
+    """The 503 for a grammar that may well be fine."""
+    message = f"{structured.param} cannot be compiled now: {why}; try again"
+    return RequestError(
+        message, param=structured.param, code="grammar_unavailable", status=503, retry_after=retry_after
+    )
+
+
+def _cpu_seconds(pid: int) -> float | None:
+    """What a process of ours that is not yet waited for has taken of a processor; None where nothing tells."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
 
 
 def _done(known: Grammar | RequestError) -> Future[Grammar]:

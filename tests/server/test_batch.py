@@ -244,6 +244,11 @@ async def test_no_other_web_site_turns_a_knob(start_server):
         (json_type | {"Origin": "http://evil.example"}, 403),
         (json_type | {"Origin": "null"}, 403),
         (json_type | {"Host": "evil.example"}, 403),
+        (json_type | {"Host": "127.0.0.1.evil.example"}, 403),
+        (json_type | {"Host": "127.0.0.1:99999999"}, 403),
+        (json_type | {"Host": "localhost:x"}, 403),
+        (json_type | {"Origin": "http://[::1"}, 403),
+        (json_type | {"Origin": ""}, 403),
         (json_type | {"Origin": f"http://{own}"}, 200),
     ):
         async with server.session.post(server.url + KNOBS, data=body, headers=headers) as response:

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import gc
 import json
+import os
 import resource
+import signal
 import threading
 import time
 
@@ -185,3 +187,79 @@ def test_compiled_in_place_for_a_trusted_caller(compiler):
     assert compiler.compile_here(SIMPLE).start(frozenset()).error is None
     with pytest.raises(RequestError, match="unclosed group"):
         compiler.compile_here(regex("("))
+
+
+def status_of(compiler, structured):
+    """The status of the refusal, and its code."""
+    with pytest.raises(RequestError) as caught:
+        compiler.submit(structured).result(30)
+    return caught.value.status, caught.value.code
+
+
+@pytest.fixture
+def own_compiler():
+    made = GrammarCompiler(VOCAB, seconds=1)
+    yield made
+    made.close()
+
+
+def worker_of(compiler):
+    compiler.submit(regex("warm")).result(30)
+    return compiler._idle[-1]._process
+
+
+def test_a_machine_that_starts_no_process_is_no_fault_of_the_request(own_compiler, monkeypatch):
+    def fails(*args, **kwargs):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.subprocess, "Popen", fails)
+        assert status_of(own_compiler, SIMPLE) == (503, "grammar_unavailable")
+    assert own_compiler.submit(SIMPLE).result(30)
+
+
+def test_a_worker_that_was_given_no_time_is_no_fault_of_the_request(own_compiler):
+    """On a busy machine a simple grammar's seconds may pass before the worker runs; that is not remembered."""
+    os.kill(worker_of(own_compiler).pid, signal.SIGSTOP)
+    assert status_of(own_compiler, SIMPLE) == (503, "grammar_unavailable")
+    assert own_compiler.submit(SIMPLE).result(30)
+
+
+def test_a_worker_that_someone_killed_is_no_fault_of_the_request(own_compiler, monkeypatch):
+    process = worker_of(own_compiler)
+    process.kill()
+    process.wait()
+    monkeypatch.setattr(module._Worker, "is_fit", True)  # it died between the look and the question
+    assert status_of(own_compiler, SIMPLE) == (503, "grammar_unavailable")
+
+
+def test_what_goes_wrong_here_is_no_500(own_compiler, monkeypatch):
+    def fails(*args):
+        raise ValueError("out of order")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "CompiledGrammar", fails)
+        assert status_of(own_compiler, SIMPLE) == (400, "invalid_grammar")
+
+    def breaks(*args):
+        raise RuntimeError("secret words")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "try_out", breaks)
+        assert status_of(own_compiler, regex("x")) == (503, "grammar_unavailable")
+    assert own_compiler.submit(regex("x")).result(30)
+
+
+async def test_after_the_end_a_grammar_is_refused(own_compiler):
+    own_compiler.close()
+    with pytest.raises(RequestError) as caught:
+        await own_compiler.compile(SIMPLE)
+    assert (caught.value.status, caught.value.retry_after) == (503, 5.0)
+
+
+async def test_a_grammar_that_waits_at_the_end_is_refused(own_compiler):
+    waiting = [asyncio.create_task(own_compiler.compile(regex(f"a{i}"))) for i in range(20)]
+    await asyncio.sleep(0)
+    own_compiler.close()
+    for result in await asyncio.gather(*waiting, return_exceptions=True):
+        assert not isinstance(result, BaseException) or getattr(result, "status", 0) == 503, repr(result)
