@@ -73,13 +73,17 @@ class RecordingFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
         try:
+            self.path = Path(path).expanduser()
+            if self.path.is_fifo() or self.path.is_socket():  # opening one would wait for its reader
+                raise ValueError(f"record={str(path)!r} is a pipe or a socket: name a file")
             if self.path.exists() and self.path.stat().st_size and not _is_recording(self.path):
                 raise ValueError(
                     f"record={str(path)!r} exists and is no recording: it is left alone, name another file"
                 )
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        except RuntimeError as error:
+            raise ValueError(f"record={str(path)!r} cannot be written: {error}") from error
         except OSError as error:
             raise ValueError(f"record={str(path)!r} cannot be written: {error.strerror}") from error
         self.file: IO[str] = open(descriptor, "w", encoding="utf-8")  # noqa: SIM115 (the recorder closes it)

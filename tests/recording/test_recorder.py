@@ -227,6 +227,51 @@ def test_a_disk_that_fails_costs_nobody_an_answer(tmp_path, caplog):
     assert "the recording ends early: No space left on device" in caplog.text
 
 
+def test_what_a_link_points_at_is_left_alone_and_a_pipe_is_not_waited_for(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "notes.txt")
+    with pytest.raises(ValueError, match="exists and is no recording"):
+        RecordingFile(tmp_path / "link")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is a pipe or a socket: name a file"):
+        RecordingFile(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=r"record='~nobody-7q/x' cannot be written"):
+        RecordingFile("~nobody-7q/x")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_disk_that_is_full_costs_nobody_an_answer(caplog):
+    bench = Bench()
+    recorder = record(bench, "/dev/full")
+    bench.add("a", range(3), max_tokens=5)
+    bench.run()
+    recorder.close()
+    bench.check()
+    assert "the recording ends early: No space left on device" in caplog.text
+
+
+def test_a_process_that_is_killed_leaves_what_came_before(tmp_path):
+    path = tmp_path / "run.jsonl"
+    child = os.fork()
+    if not child:
+        try:
+            bench = Bench()
+            record(bench, path)
+            for number in range(10_000):
+                bench.add(str(number), range(30), max_tokens=20)
+                bench.run()
+        finally:
+            os._exit(3)
+    deadline = time.monotonic() + 30
+    while not path.exists() or path.stat().st_size < 20_000:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert sum(isinstance(event, Step) for event in Recording.open(path)) > 20
+
+
 def test_a_process_that_just_ends_leaves_a_whole_recording(tmp_path):
     code = (
         "import sys; from pathlib import Path; from tests.fakes import Bench;"
