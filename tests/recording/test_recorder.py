@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -253,22 +254,18 @@ def test_a_disk_that_is_full_costs_nobody_an_answer(caplog):
 
 def test_a_process_that_is_killed_leaves_what_came_before(tmp_path):
     path = tmp_path / "run.jsonl"
-    child = os.fork()
-    if not child:
-        try:
-            bench = Bench()
-            record(bench, path)
-            for number in range(10_000):
-                bench.add(str(number), range(30), max_tokens=20)
-                bench.run()
-        finally:
-            os._exit(3)
-    deadline = time.monotonic() + 30
+    code = (
+        "import sys; from tests.fakes import Bench; from tests.recording.test_recorder import record;"
+        "bench = Bench(); record(bench, sys.argv[1]);"
+        "[(bench.add(str(number), range(30), max_tokens=20), bench.run()) for number in range(100_000)]"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, path], cwd=ROOT)
+    deadline = time.monotonic() + 60
     while not path.exists() or path.stat().st_size < 20_000:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    child.kill()
+    assert child.wait(30) == -signal.SIGKILL
     assert sum(isinstance(event, Step) for event in Recording.open(path)) > 20
 
 
