@@ -224,6 +224,28 @@ async def test_truncate_prompt_tokens_keeps_the_end(server):
 
 
 @pytest.mark.usefixtures("scripted")
+async def test_b103_too_long_a_prompt_is_never_a_200(server):
+    """Text, token ids, a conversation, and one of several prompts; streamed or not; nothing of it runs."""
+    limit = server.engine.info.max_model_len
+    long = "ab" * limit
+    before = server.async_engine.metrics.generation_tokens.value
+    for path, body in (
+        (COMPLETIONS, {"prompt": long}),
+        (COMPLETIONS, {"prompt": [7] * (limit + 1)}),
+        (COMPLETIONS, {"prompt": ["Hi", long, "Ho"]}),
+        (COMPLETIONS, {"prompt": [[7], [7] * (limit + 1)]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
+        ("/v1/responses", {"input": long}),
+    ):
+        for stream in (False, True):
+            status, answer = await server.post(path, body | {"stream": stream})
+            assert status == 400, (path, stream)
+            assert answer["error"]["code"] == "context_length_exceeded"
+            assert f"{limit:,}" in answer["error"]["message"] or str(limit) in answer["error"]["message"]
+    await server.settle()
+    assert server.async_engine.metrics.generation_tokens.value == before
+
+
 async def test_b107_the_room_is_what_truncation_leaves(server):
     limit = server.engine.info.max_model_len
     for most, max_tokens in ((10, None), (-1, 20), (-1, None)):
