@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jcb.bench.experiments import long_prompt, picture, static_vs_continuous, why_batch
+from jcb.bench.experiments import (
+    knobs,
+    long_prompt,
+    memory,
+    picture,
+    policies,
+    prefix,
+    static_vs_continuous,
+    why_batch,
+)
 from jcb.bench.experiments.real_lab import RealLab
 from jcb.bench.experiments.sim_lab import SimLab
 from jcb.bench.experiments.study import Study
@@ -57,6 +66,18 @@ EXPERIMENTS: dict[str, Experiment] = {
         long_prompt.Sizes(
             users=16, context=128, prompt=2048, answer=240, budgets=(1024, 512, 256, 128, 64), pool=None
         ),
+    ),
+    "memory": Experiment(
+        memory,
+        memory.Sizes(pool=2048, longest=512, requests=48, slots=32, prompt="uniform(8,48)", output="uniform(8,56)"),
+    ),
+    "knobs": Experiment(knobs),
+    "prefix": Experiment(
+        prefix, prefix.Sizes(users=8, requests=32, system=256, groups=2, own=24, answer=16, turns=4, budget=256)
+    ),
+    "policies": Experiment(
+        policies,
+        policies.Sizes(requests=16, chat=16, document=256, shared=128, own=16, answer=16, slots=4, budget=128),
     ),
 }  # fmt: skip
 

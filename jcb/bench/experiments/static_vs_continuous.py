@@ -104,7 +104,7 @@ class Slots:
 
     def spans(self) -> list[list[float]]:
         """[slot, request, from, to] of every request in every slot it had."""
-        return [[slot, number, begin, end] for (slot, number), (begin, end) in self._open.items()]
+        return [[slot, number, round(begin, 4), round(end, 4)] for (slot, number), (begin, end) in self._open.items()]
 
 
 def run(lab: Lab, sizes: Sizes) -> Study:

@@ -133,28 +133,43 @@ def _word(rng: random.Random) -> str:
 
 def _sharegpt(path: str) -> Iterator[tuple[str, str]]:
     """The first turn and its answer of each conversation in a ShareGPT file."""
-    for entry in _json(path, Path(path).read_text(encoding="utf-8")):
-        turns = entry.get("conversations", [])
-        if len(turns) >= 2:
-            yield turns[0]["value"], turns[1]["value"]
+    entries = _json(path, _text(path))
+    for number, entry in enumerate(entries if isinstance(entries, list) else [entries], 1):
+        turns = entry.get("conversations", []) if isinstance(entry, dict) else None
+        first = turns[:2] if isinstance(turns, list) else [None]
+        texts = [turn.get("value") if isinstance(turn, dict) else None for turn in first]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                f'{path}, entry {number}: must be like {{"conversations": [{{"value": text}}, {{"value": text}}]}}, '
+                f"got {str(entry)[:60]!r}"
+            )
+        if len(texts) == 2:
+            yield texts[0], texts[1]
 
 
 def _custom(path: str, override: int | None) -> Iterator[tuple[str, int]]:
     """The prompts of a file with one JSON object a line: {"prompt": text, "output_tokens": number}."""
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_text(path).splitlines(), 1):
         if not line.strip():
             continue
         entry = _json(f"{path} line {number}", line)
         if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
             raise ValueError(f'{path} line {number} must be an object with a "prompt", got {line[:60]!r}')
         output = override if override is not None else entry.get("output_tokens")
-        if type(output) is not int or output < 1:
-            raise ValueError(f'{path} line {number}: "output_tokens" is {output!r}: give --custom-output-len')
+        if type(output) is not int or not 1 <= output < 1 << 31:
+            raise ValueError(f'{path} line {number}: "output_tokens" is {str(output)[:60]}: give --custom-output-len')
         yield entry["prompt"], output
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--dataset-path {path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
 
 
 def _json(name: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--dataset-path {name} is not JSON: {error}") from error

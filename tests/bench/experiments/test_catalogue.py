@@ -1,18 +1,26 @@
 """Every experiment writes its sentence, its numbers and its picture, the same for the same seed."""
 
 import json
+from typing import get_args
 
 import pytest
 
 from jcb import cli
-from jcb.bench.experiments import long_prompt, static_vs_continuous, why_batch
+from jcb.bench.experiments import knobs, long_prompt, memory, policies, prefix, static_vs_continuous, why_batch
 from jcb.bench.experiments.catalogue import EXPERIMENTS
 from jcb.bench.experiments.study import Study
+from jcb.cli_experiment import Name
 
 SMALL = {
     "why-batch": why_batch.Sizes(batches=(1, 4, 16), contexts=(64, 128), answer=8),
     "static-vs-continuous": static_vs_continuous.Sizes(slots=4, requests=12, prompt=16, mean=20),
     "long-prompt": long_prompt.Sizes(users=4, context=64, prompt=800, answer=60, budgets=(256, 64)),
+    "memory": memory.Sizes(
+        pool=1024, longest=256, requests=24, slots=24, prompt="30", output="exponential(40)", means=(64, 256), crowd=6
+    ),
+    "knobs": knobs.Sizes(seqs=(4, 16), budgets=(64, 256), requests=20, prompt="60", output="20", longest=512),
+    "prefix": prefix.Sizes(users=4, requests=16, system=256, groups=2, own=32, answer=12, turns=3, budget=256),
+    "policies": policies.Sizes(requests=12, chat=20, document=400, shared=200, own=20, answer=12, slots=4, budget=128),
 }
 NUMBER, TEXT, OBJECT = {"type": "number"}, {"type": "string", "minLength": 1}, {"type": "object"}
 SCHEMA = {
@@ -28,7 +36,7 @@ SCHEMA = {
 
 def test_every_experiment_is_tested_here_and_offered():
     assert set(SMALL) == set(EXPERIMENTS)
-    assert cli.COMMANDS["experiment"].__dataclass_fields__["name"]
+    assert list(get_args(Name)) == list(EXPERIMENTS)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
