@@ -138,13 +138,14 @@ def _sharegpt(path: str) -> Iterator[tuple[str, str]]:
         turns = entry.get("conversations", []) if isinstance(entry, dict) else None
         first = turns[:2] if isinstance(turns, list) else [None]
         texts = [turn.get("value") if isinstance(turn, dict) else None for turn in first]
-        if not all(isinstance(text, str) for text in texts):
+        known = [text for text in texts if isinstance(text, str)]
+        if len(known) < len(texts):
             raise ValueError(
                 f'{path}, entry {number}: must be like {{"conversations": [{{"value": text}}, {{"value": text}}]}}, '
                 f"got {str(entry)[:60]!r}"
             )
-        if len(texts) == 2:
-            yield texts[0], texts[1]
+        if len(known) == 2:
+            yield known[0], known[1]
 
 
 def _custom(path: str, override: int | None) -> Iterator[tuple[str, int]]:
