@@ -84,6 +84,9 @@ def _architecture(fields: Fields) -> str:
     return ARCHITECTURES[found[0]]
 
 
+_LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
 def _rope(fields: Fields) -> tuple[float, dict[str, Any] | None]:
     """(theta, scaling). Newer files keep both in `rope_parameters`, older ones in `rope_theta` and `rope_scaling`."""
     key = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
@@ -97,7 +100,18 @@ def _rope(fields: Fields) -> tuple[float, dict[str, Any] | None]:
         scaling["rope_type"] = Fields(scaling).text("rope_type", scaling.pop("type", None))
     if scaling.get("rope_type", "default") == "default":
         return theta, None
+    _check_scaling(key, scaling)
     return theta, scaling
+
+
+def _check_scaling(key: str, scaling: dict[str, Any]) -> None:
+    """ModelLoadError for a kind that is not built, and for numbers with which its frequencies cannot be made."""
+    names = {"linear": ("factor",), "llama3": ("factor", *_LLAMA3)}.get(scaling["rope_type"])
+    if names is None:
+        raise ModelLoadError(key, f"type {scaling['rope_type'][:64]!r} is not supported; supported: linear, llama3")
+    values = {name: Fields(scaling).positive(name) for name in names}
+    if scaling["rope_type"] == "llama3" and values["high_freq_factor"] <= values["low_freq_factor"]:
+        raise ModelLoadError(key, "high_freq_factor must be above low_freq_factor")
 
 
 def _token_ids(source: Fields, key: str, vocab_size: int) -> tuple[int, ...]:

@@ -76,6 +76,25 @@ def test_default_scaling_is_none(folder):
     assert (config.rope_scaling, config.rope_theta) == (None, 7.0)
 
 
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "yarn", "factor": 4.0},
+        {"rope_type": "linear"},
+        {"rope_type": "linear", "factor": 0},
+        {"rope_type": "llama3", "factor": 8.0},
+        {"rope_type": "llama3", **LLAMA3, "high_freq_factor": LLAMA3["low_freq_factor"]},
+        {"rope_type": "llama3", **LLAMA3, "factor": "8"},
+        {"type": 5},
+    ],
+    ids=str,
+)
+def test_a_rotation_that_cannot_be_made_is_refused_when_the_config_is_read(folder, scaling):
+    change(folder, "config.json", rope_scaling=scaling)
+    with pytest.raises(ModelLoadError):
+        open_checkpoint(folder)
+
+
 def test_end_tokens_come_from_the_generation_config_first(folder):
     change(folder, "generation_config.json", eos_token_id=[2, 0, 2])
     assert open_checkpoint(folder).eos_token_ids == (2, 0)
