@@ -10,6 +10,9 @@ from jcb.types import RequestError, Structured
 MAX_SOURCE = {"json": 65_536, "regex": 2_048, "choice": 65_536, "grammar": 65_536}
 """Characters, by kind."""
 
+MAX_TOOLS_SOURCE = 524_288
+"""Characters of the grammar made of all tools, which may have 262,144 themselves."""
+
 MAX_DEPTH = 64
 MAX_NODES = 2_000
 MAX_CHOICES = 1_000
@@ -22,7 +25,8 @@ MAX_EXPANDED = 10_000
 
 def check(structured: Structured) -> None:
     """RequestError 400 that names the field when `structured` is too large or no text of its kind."""
-    size, most = len(structured.source), MAX_SOURCE[structured.kind]
+    size = len(structured.source)
+    most = MAX_TOOLS_SOURCE if structured.param == "tools" else MAX_SOURCE[structured.kind]
     if size > most:
         raise refusal(structured, f"has {size:,} characters, at most {most:,} are allowed")
     if not structured.source.strip():
@@ -39,7 +43,9 @@ def check(structured: Structured) -> None:
     elif structured.kind == "regex":
         _check_regex(structured, structured.source)
     else:
-        _check_regex(structured, structured.source, most=10 * MAX_EXPANDED)
+        _check_regex(
+            structured, structured.source, most=max(10 * MAX_EXPANDED, most if structured.param == "tools" else 0)
+        )
 
 
 def refusal(structured: Structured, problem: str, *, code: str = "invalid_value", status: int = 400) -> RequestError:

@@ -72,8 +72,9 @@ class GrammarCompiler:
                 return _done(known)
             if self._closed:
                 raise _unavailable(structured, "the server is shutting down", retry_after=5.0)
-            if structured in self._pending:
-                return self._pending[structured]
+            pending = self._pending.get(structured)
+            if pending is not None and not pending.done():
+                return pending
             if len(self._pending) >= MAX_QUEUED:
                 raise refusal(structured, "must wait: too many are being compiled", code="queue_full", status=429)
             check(structured)
@@ -160,7 +161,8 @@ class GrammarCompiler:
     def _keep(self, structured: Structured, done: Future[Grammar]) -> None:
         """Remember how it ended, refusals too, and forget what was not asked for longest."""
         with self._lock:
-            self._pending.pop(structured, None)
+            if self._pending.get(structured) is done:
+                del self._pending[structured]
             error = None if done.cancelled() else done.exception()
             if done.cancelled() or not isinstance(error, RequestError | None) or (error and error.status >= 500):
                 return

@@ -6,11 +6,12 @@ import random
 import jsonschema
 import pytest
 
+from jcb.structured.compiler import GrammarCompiler
 from jcb.structured.tools import tool_grammar
 from jcb.text.tool_formats import HERMES, LLAMA, MISTRAL, SMOLLM
 from jcb.text.tool_parser import ToolCallParser
-from jcb.types import Structured
-from tests.structured.test_grammar import compiled, draw
+from jcb.types import RequestError, Structured
+from tests.structured.test_grammar import VOCAB, compiled, draw
 
 FUNCTIONS = [
     {"name": "get_weather", "parameters": {"$ref": "#/$defs/where", "$defs": {"where": {
@@ -76,3 +77,18 @@ def test_an_answer_of_a_schema_instead_of_calls():
         else:
             assert calls_of(HERMES, text)[0][0] == 'say-"hi"'
     assert kinds == {"{", "<"}
+
+
+def test_as_many_tools_as_a_request_may_have():
+    """128 of them in 256 KB: the grammar made of all is larger still, and tried out before it is used."""
+    parameters = {"properties": {f"field_{i}": {"type": "string", "description": "x" * 130} for i in range(9)}}
+    functions = [{"name": f"tool_{i}", "parameters": parameters} for i in range(128)]
+    assert 200_000 < len(json.dumps(functions)) < 262_144
+    structured = tool_grammar(HERMES, functions, parallel=True)
+    compiler = GrammarCompiler(VOCAB)
+    try:
+        compiler.submit(structured).result(timeout=60)
+        with pytest.raises(RequestError, match="at most 524,288"):
+            compiler.submit(tool_grammar(HERMES, functions * 3, parallel=True)).result(timeout=60)
+    finally:
+        compiler.close()
