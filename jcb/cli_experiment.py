@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-Name = Literal["why-batch", "static-vs-continuous", "long-prompt", "memory", "knobs", "prefix", "policies"]
+Name = Literal["why-batch", "static-vs-continuous", "long-prompt", "memory", "knobs", "prefix", "policies", "published"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from jcb.bench.experiments import (
     picture,
     policies,
     prefix,
+    published,
     static_vs_continuous,
     why_batch,
 )
@@ -79,6 +80,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         policies,
         policies.Sizes(requests=16, chat=16, document=256, shared=128, own=16, answer=16, slots=4, budget=128),
     ),
+    "published": Experiment(published),
 }  # fmt: skip
 
 
@@ -97,9 +99,13 @@ def _name(model: str) -> str:
 def run(
     name: str, output: Path, *, lab: Callable[[], SimLab] | None, model: str, say: Callable[[str], object] = print
 ) -> Study:
-    """Runs an experiment, writes its JSON and its picture into `output`, and says what was found. lab: None is real."""
+    """Runs an experiment, writes its JSON and its picture into `output`, and says what was found. lab: None is real.
+
+    "published" shows what --real left in `output` before.
+    """
     experiment = EXPERIMENTS[name]
-    study = experiment.measure(model) if lab is None else experiment.simulate(lab())
+    sizes = published.Sizes(measured=str(output)) if name == "published" else None
+    study = experiment.measure(model) if lab is None else experiment.simulate(lab(), sizes)
     path = study.write(output)
     experiment.paint(study, path.with_suffix(".png"))
     say(study.finding)

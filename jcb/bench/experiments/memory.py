@@ -50,6 +50,7 @@ class Sizes:
         return {
             "scheduler.max_num_seqs": self.slots,
             "scheduler.max_num_batched_tokens": max(self.longest, self.slots),
+            "scheduler.prefill_row_buckets": (self.slots,),
             "scheduler.max_model_len": self.longest,
             "scheduler.admission": WAYS[way][0],
             "cache.num_pages": 1 + self.pool // page_size,

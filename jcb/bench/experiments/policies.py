@@ -58,6 +58,7 @@ class Sizes:
         return {
             "scheduler.max_num_seqs": self.slots,
             "scheduler.max_num_batched_tokens": max(self.budget, self.slots),
+            "scheduler.prefill_row_buckets": (self.slots,),
             "scheduler.max_model_len": longest,
             "scheduler.policy": policy,
             "cache.num_pages": 1 + self.slots * (longest // page_size + 1),

@@ -37,6 +37,7 @@ class Sizes:
         return {
             "scheduler.max_num_seqs": self.users,
             "scheduler.max_num_batched_tokens": max(self.budget, self.users),
+            "scheduler.prefill_row_buckets": (self.users,),
             "scheduler.max_model_len": longest,
             "cache.num_pages": 1 + (self.users + self.groups) * (longest // page_size + 1),
         }

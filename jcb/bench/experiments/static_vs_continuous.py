@@ -57,6 +57,7 @@ class Sizes:
         return {
             "scheduler.max_num_seqs": self.slots,
             "scheduler.max_num_batched_tokens": max(512, self.slots),
+            "scheduler.prefill_row_buckets": (self.slots,),
             "scheduler.max_model_len": longest,
             "scheduler.admission": mode,
             "cache.num_pages": 1 + (ample if mode == "static" else scarce),

@@ -36,6 +36,7 @@ class Sizes:
             "scheduler.max_num_seqs": most,
             "scheduler.max_num_batched_tokens": max(self.budget, most),
             "scheduler.max_model_len": longest,
+            "scheduler.prefill_row_buckets": (most,),
             "scheduler.decode_row_buckets": tuple(sorted({max(batch, 2) for batch in self.batches})),
             "cache.num_pages": 2 + most * (longest // page_size + 2),
             "cache.enable_prefix_caching": False,

@@ -6,7 +6,16 @@ from typing import get_args
 import pytest
 
 from jcb import cli
-from jcb.bench.experiments import knobs, long_prompt, memory, policies, prefix, static_vs_continuous, why_batch
+from jcb.bench.experiments import (
+    knobs,
+    long_prompt,
+    memory,
+    policies,
+    prefix,
+    published,
+    static_vs_continuous,
+    why_batch,
+)
 from jcb.bench.experiments.catalogue import EXPERIMENTS
 from jcb.bench.experiments.study import Study
 from jcb.cli_experiment import Name
@@ -22,6 +31,12 @@ SMALL = {
     "prefix": prefix.Sizes(users=4, requests=16, system=256, groups=2, own=32, answer=12, turns=3, budget=256),
     "policies": policies.Sizes(requests=12, chat=20, document=400, shared=200, own=20, answer=12, slots=4, budget=128),
 }
+SMALL["published"] = published.Sizes(
+    static=SMALL["static-vs-continuous"],
+    paging=SMALL["memory"],
+    long=long_prompt.Sizes(users=4, context=64, prompt=800, answer=60, budgets=(64,), pool=None),
+    capacity=published.Capacity(requests=12, prompt="300", output="20", longest=512, slots=8, chunk=64, rounds=3),
+)
 NUMBER, TEXT, OBJECT = {"type": "number"}, {"type": "string", "minLength": 1}, {"type": "object"}
 SCHEMA = {
     "type": "object",
