@@ -40,7 +40,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check playground-pictures bench-start bench-structured lab-check experiments clean
+.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check playground-pictures bench-start bench-structured lab-check experiments test-notebooks clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -174,6 +174,10 @@ experiments: install-bench ## the lab's questions, simulated: sentences, numbers
 			$(PY) -m jcb experiment $$name --sim $$chip --output build/experiments $(ARGS) || exit 1; \
 		done; \
 	done
+
+test-notebooks: install-test ## run the notebooks as Colab would (minutes)
+	@$(PIP) --editable '.[notebook]'
+	$(PY) -m pytest -m slow tests/notebooks $(ARGS)
 
 bench-structured: install ## what rows with a grammar cost the others
 	$(PY) -m jcb.bench.structured $(ARGS)

@@ -47,7 +47,7 @@ class Experiment:
         sizes = sizes or self.real
         if sizes is None:
             raise ValueError("this experiment runs in the simulator only: leave out --real")
-        return self.module.run(RealLab(model, sizes.settings(_PAGE)), sizes)
+        return self.module.run(RealLab.load(model, sizes.settings(_PAGE)), sizes)
 
     def paint(self, study: Study, path: Path) -> None:
         """The study's picture."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jcb import config_file
 from jcb.bench.experiments.lab import PATIENT, Run, Settings, Traced, Watch, note_turn
@@ -20,22 +21,30 @@ from jcb.simulate.replica import Turn
 from jcb.simulate.simulation import Workload
 from jcb.types import SequenceOutput, StepPlan
 
+if TYPE_CHECKING:
+    from jcb.engine.build import Engine
+
 
 class RealLab:
-    """An engine, loaded once for `ceiling`: the largest settings that any run in it has.
+    """A loaded engine, which nothing else steps meanwhile.
 
-    Runs may differ in the scheduler's settings, the number of pages and the prefix cache.
+    Runs may differ in the scheduler's settings, the number of pages and the prefix cache, up to what it was loaded for.
     """
 
     is_real = True
     chip = "real"
 
-    def __init__(self, model: str, ceiling: Settings) -> None:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.model = engine.info.name
+        self.title = f"{_machine(self._engine.platform)}, measured"
+
+    @staticmethod
+    def load(model: str, ceiling: Settings) -> RealLab:
+        """An engine for `ceiling`, the largest settings that any run in it has."""
         from jcb.bench.real_run import load
 
-        self._engine = load(config_file.override(ServeConfig(model=model), {**PATIENT, **ceiling}))
-        self.model = self._engine.info.name
-        self.title = f"{_machine(self._engine.platform)}, measured"
+        return RealLab(load(config_file.override(ServeConfig(model=model), {**PATIENT, **ceiling})))
 
     @property
     def page_size(self) -> int:
