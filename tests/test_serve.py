@@ -30,6 +30,14 @@ def load_engine(config, *, progress):
     engine = fake_engine()
     engine.executor.step_seconds = 0.02
     engine.generation_defaults = {}
+    schedule = engine.core.scheduler.schedule
+
+    def schedule_or_die(now):
+        if Path(sys.argv[1] + ".die").exists():
+            raise AssertionError("can" + "ary prompt")
+        return schedule(now)
+
+    engine.core.scheduler.schedule = schedule_or_die
     return engine
 
 sys.modules["jcb.engine.build"] = types.SimpleNamespace(load_engine=load_engine)
@@ -142,6 +150,26 @@ def test_running_requests_finish_after_a_signal(start):
     assert server.stop() == 0
     answer = json.loads(client.communicate(timeout=30)[0])
     assert answer["usage"]["completion_tokens"] == 60
+
+
+def test_a_broken_engine_answers_then_says_where_it_stood_and_ends_with_status_1(start):
+    server = start()
+    server.go.touch()
+    server.wait_for(r"jcb is ready: (\S+)")
+    Path(f"{server.go}.die").touch()
+    body = json.dumps({"model": "fake", "prompt": "canary prompt", "max_tokens": 60})
+    request = urllib.request.Request(
+        f"{server.url}/v1/completions", body.encode(), {"Content-Type": "application/json"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=30)
+    with caught.value:
+        assert (caught.value.code, json.load(caught.value)["error"]["code"]) == (503, "engine_lost")
+    assert server.process.wait(timeout=30) == 1
+    log = server.log.read_text()
+    assert "the engine is dead; ending" in log
+    assert "(most recent call first)" in log
+    assert "canary" not in log
 
 
 def test_a_taken_port_is_one_line_and_status_1():
