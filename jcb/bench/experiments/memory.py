@@ -227,7 +227,8 @@ def _draw_curve(axis: Any, data: dict[str, Any]) -> None:
         axis.plot(lengths, [50 * (page - 1) / length for length in lengths], label=f"pages of {page}",
                   **style(index) | {"markevery": len(lengths)})  # fmt: skip
     axis.axhline(100 * GOAL, color="0.3", ls=":", lw=1)
-    axis.annotate(f"{GOAL:.0%}", (axis.get_xlim()[0], 104 * GOAL), fontsize=8, va="bottom")
+    at = ("axes fraction", "data")
+    axis.annotate(f"{GOAL:.0%}", (0.01, 104 * GOAL), xycoords=at, fontsize=8, va="bottom")
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter("{x:g}")
