@@ -81,7 +81,9 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
-"""Fields that other servers honour and this one does not, with the values that ask for nothing."""
+"""Fields that other servers or other endpoints honour, with the values that ask for nothing. An endpoint whose schema
+has the field never looks here.
+"""
 
 LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "session_id"})
 """Fields that name things for the caller and change no answer: they go nowhere, so what providers of identities
