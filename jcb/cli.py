@@ -189,11 +189,21 @@ class ExportTokenizer:
         return 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Benchmarks of a server, of the engine and of the kernels: `jcb bench --help`."""
+
+    def run(self) -> int:
+        """Never called: `main` hands what follows `bench` to the commands in `BENCHES`."""
+        raise AssertionError("main did not take the subcommand")
+
+
 COMMANDS: dict[str, Any] = {
     "serve": Serve,
     "generate": Generate,
     "chat": Chat,
     "aot": Aot,
+    "bench": Bench,
     "buckets": Buckets,
     "plan": Plan,
     "simulate": Simulate,

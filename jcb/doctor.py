@@ -68,9 +68,9 @@ def devices(problems: list[str]) -> Iterator[Row]:
         return
     pip = f"{sys.executable} -m pip"
     if backend == "cpu" and shutil.which("nvidia-smi"):
-        problems.append(f'JAX sees only the CPU, but there is an NVIDIA driver: {pip} install "jcb[gpu]"')
+        problems.append(f'JAX sees only the CPU, but there is an NVIDIA driver: {pip} install --editable ".[gpu]"')
     if backend == "cpu" and Path("/dev/accel0").exists():
-        problems.append(f'JAX sees only the CPU, but there is a TPU: {pip} install "jcb[tpu]"')
+        problems.append(f'JAX sees only the CPU, but there is a TPU: {pip} install --editable ".[tpu]"')
 
 
 def kernels(problems: list[str]) -> Iterator[Row]:

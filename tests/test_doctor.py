@@ -27,7 +27,7 @@ def test_an_nvidia_driver_without_a_plugin_is_a_problem(monkeypatch):
     monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     problems = []
     assert list(doctor.devices(problems))
-    assert "jcb[gpu]" in problems[0]
+    assert ".[gpu]" in problems[0]
 
 
 def test_a_broken_jax_does_not_stop_the_report(monkeypatch, capsys):

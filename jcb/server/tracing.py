@@ -64,7 +64,9 @@ class OtlpTracer:
 
                 exporter = OTLPSpanExporter(endpoint=endpoint)
         except ImportError as error:
-            raise ValueError(f"otlp_endpoint={endpoint!r} needs the otlp extra: pip install 'jcb[otlp]'") from error
+            raise ValueError(
+                f"otlp_endpoint={endpoint!r} needs the otlp extra: pip install --editable '.[otlp]'"
+            ) from error
         self._provider = TracerProvider(resource=Resource.create({"service.name": "jcb"}), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("jcb")
