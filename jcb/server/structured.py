@@ -10,11 +10,18 @@ from pydantic import BaseModel, WithJsonSchema
 
 from jcb.types import RequestError, Structured
 
+MAX_NAME = 64
+"""Characters of a schema's name, as OpenAI has it."""
+
 _KINDS = ("json", "regex", "choice", "grammar")
 _SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string"}]}
 _CHOICE = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1000}
 _TEXT = {"type": "string", "minLength": 1}
 _OPTIONS = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+
+_NULL = {"type": "null"}
+_NOTHING = {"type": "array", "maxItems": 0}
+_NAME = {"type": ["string", "null"], "maxLength": MAX_NAME}
 
 _ResponseFormat = Annotated[
     dict[str, Any],
@@ -29,13 +36,13 @@ _ResponseFormat = Annotated[
                         "json_schema": {
                             "type": "object",
                             "properties": {
-                                "name": {"type": "string", "maxLength": 64},
-                                "description": {"type": "string"},
+                                "name": _NAME,
+                                "description": {"type": ["string", "null"]},
                                 "schema": {"type": "object"},
                                 "strict": {"type": ["boolean", "null"]},
                             },
                             "required": ["schema"],
-                            "additionalProperties": False,
+                            "additionalProperties": _NULL,
                         },
                     },
                     "required": ["type", "json_schema"],
@@ -51,13 +58,13 @@ _FORMAT = {
             "type": "object",
             "properties": {
                 "type": {"const": "json_schema"},
-                "name": {"type": "string", "maxLength": 64},
-                "description": {"type": "string"},
+                "name": _NAME,
+                "description": {"type": ["string", "null"]},
                 "schema": {"type": "object"},
                 "strict": {"type": ["boolean", "null"]},
             },
             "required": ["type", "schema"],
-            "additionalProperties": False,
+            "additionalProperties": _NULL,
         },
     ]
 }
@@ -66,8 +73,8 @@ TextOption = Annotated[
     WithJsonSchema(
         {
             "type": "object",
-            "properties": {"format": _FORMAT, "verbosity": {"enum": ["medium"]}},
-            "additionalProperties": False,
+            "properties": {"format": {"anyOf": [_FORMAT, _NULL]}, "verbosity": {"enum": ["medium", None]}},
+            "additionalProperties": _NULL,
         }
     ),
 ]
@@ -78,14 +85,14 @@ _StructuredOutputs = Annotated[
         {
             "type": "object",
             "properties": {
-                "json": _SCHEMA,
-                "regex": _TEXT,
-                "choice": _CHOICE,
-                "grammar": _TEXT,
-                "json_object": {"type": "boolean"},
+                "json": {"anyOf": [_SCHEMA, _NULL]},
+                "regex": {"anyOf": [_TEXT, _NULL]},
+                "choice": {"anyOf": [_CHOICE, _NULL]},
+                "grammar": {"anyOf": [_TEXT, _NULL]},
+                "json_object": {"type": ["boolean", "null"]},
+                **{option: {"enum": [False, None]} for option in _OPTIONS},
             },
-            "additionalProperties": False,
-            "maxProperties": 1,
+            "additionalProperties": _NULL,
         }
     ),
 ]
@@ -96,7 +103,7 @@ class StructuredFields(BaseModel):
 
     response_format: _ResponseFormat | None = None
     structured_outputs: _StructuredOutputs | None = None
-    guided_json: Annotated[Any, WithJsonSchema(_SCHEMA)] = None
+    guided_json: Annotated[Any, WithJsonSchema({"anyOf": [_SCHEMA, _NULL, _NOTHING]})] = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -149,15 +156,19 @@ def text_option(given: Mapping[str, Any], param: str = "text") -> Structured | N
         return None
     if not isinstance(form, Mapping):
         raise _invalid(where, "must be an object with a type")
-    return json_schema(form, where) if form.get("type") == "json_schema" else response_format(form, where)
+    if form.get("type") != "json_schema":
+        return response_format(form, where)
+    return json_schema({name: value for name, value in form.items() if name != "type"}, where)
 
 
 def json_schema(spec: Mapping[str, Any], where: str) -> Structured:
     """The {name, description, schema, strict} of OpenAI's formats."""
-    _only(spec, {"name", "description", "schema", "strict", "type"}, where)
+    _only(spec, {"name", "description", "schema", "strict"}, where)
     for name, kinds in (("name", str | None), ("description", str | None), ("strict", bool | None)):
         if not isinstance(spec.get(name), kinds):
             raise _invalid(f"{where}.{name}", f"must not be {type(spec[name]).__name__}")
+    if len(spec.get("name") or "") > MAX_NAME:
+        raise _invalid(f"{where}.name", f"may have at most {MAX_NAME} characters, got {len(spec['name'])}")
     if not isinstance(spec.get("schema"), Mapping):
         raise _invalid(f"{where}.schema", "must be a JSON schema: an object")
     return Structured(kind="json", source=_dump(spec["schema"]), param=f"{where}.schema")

@@ -107,6 +107,7 @@ async def test_the_stream_builds_up_the_same_response(server):
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"text": {"format": "json"}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "x" * 65, "schema": {}}}}, "text.format.name"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"style": "short"}}, "text"),
         ({"truncation": "auto"}, "truncation"),
