@@ -28,7 +28,7 @@ _ResponseFormat = Annotated[
     WithJsonSchema(
         {
             "oneOf": [
-                {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}, "required": ["type"]},
+                {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}},
                 {
                     "type": "object",
                     "properties": {
@@ -53,7 +53,7 @@ _ResponseFormat = Annotated[
 ]
 _FORMAT = {
     "oneOf": [
-        {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}, "required": ["type"]},
+        {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}},
         {
             "type": "object",
             "properties": {
