@@ -25,7 +25,7 @@ codec = "unicode_escape"  # the one that has lone surrogates
 """
 
 
-@pytest.mark.timeout(60 + 4 * EXAMPLES)
+@pytest.mark.timeout(60 + 8 * EXAMPLES)
 @pytest.mark.usefixtures("scripted")
 async def test_good_and_bad_data(start_server, tmp_path):
     server = await start_server(max_queued=1000)
