@@ -39,7 +39,11 @@ async def test_good_and_bad_data(start_server, tmp_path):
         "--exclude-path", "/v1/batch/events", "--no-color", "--seed", "1", "--suppress-health-check", "all",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=tmp_path,
     )  # fmt: skip
-    output, _ = await process.communicate()
+    try:
+        output, _ = await process.communicate()
+    finally:  # a test that runs out of time must not leave it at work
+        if process.returncode is None:
+            process.kill()
     assert process.returncode == 0, output.decode()[-20000:]
     await server.settle()
     after = await server.complete()
