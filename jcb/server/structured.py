@@ -21,26 +21,27 @@ _OPTIONS = ("disable_fallback", "disable_any_whitespace", "disable_additional_pr
 
 _NULL = {"type": "null"}
 _NOTHING = {"type": "array", "maxItems": 0}
-_NAME = {"type": ["string", "null"], "maxLength": MAX_NAME}
+_PLAIN_FORMAT = {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}}
+_SPEC = {
+    "name": {"type": ["string", "null"], "maxLength": MAX_NAME},
+    "description": {"type": ["string", "null"]},
+    "schema": {"type": "object"},
+    "strict": {"type": ["boolean", "null"]},
+}
 
 _ResponseFormat = Annotated[
     dict[str, Any],
     WithJsonSchema(
         {
             "oneOf": [
-                {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}},
+                _PLAIN_FORMAT,
                 {
                     "type": "object",
                     "properties": {
                         "type": {"const": "json_schema"},
                         "json_schema": {
                             "type": "object",
-                            "properties": {
-                                "name": _NAME,
-                                "description": {"type": ["string", "null"]},
-                                "schema": {"type": "object"},
-                                "strict": {"type": ["boolean", "null"]},
-                            },
+                            "properties": _SPEC,
                             "required": ["schema"],
                             "additionalProperties": _NULL,
                         },
@@ -53,16 +54,10 @@ _ResponseFormat = Annotated[
 ]
 _FORMAT = {
     "oneOf": [
-        {"type": "object", "properties": {"type": {"enum": ["text", "json_object"]}}},
+        _PLAIN_FORMAT,
         {
             "type": "object",
-            "properties": {
-                "type": {"const": "json_schema"},
-                "name": _NAME,
-                "description": {"type": ["string", "null"]},
-                "schema": {"type": "object"},
-                "strict": {"type": ["boolean", "null"]},
-            },
+            "properties": {"type": {"const": "json_schema"}, **_SPEC},
             "required": ["type", "schema"],
             "additionalProperties": _NULL,
         },

@@ -43,9 +43,7 @@ def check(structured: Structured) -> None:
     elif structured.kind == "regex":
         _check_regex(structured, structured.source)
     else:
-        _check_regex(
-            structured, structured.source, most=max(10 * MAX_EXPANDED, most if structured.param == "tools" else 0)
-        )
+        _check_regex(structured, structured.source, most=max(10 * MAX_EXPANDED, most))
 
 
 def refusal(structured: Structured, problem: str, *, code: str = "invalid_value", status: int = 400) -> RequestError:
