@@ -32,6 +32,7 @@ from jcb.recording import Recording
 from jcb.simulate.cost import work_of_step
 from jcb.simulate.fit import Calibration, calibrate, errors, usable_steps
 from jcb.simulate.recorded import recorded_stats
+from jcb.simulate.report import columns
 from jcb.simulate.simulation import Simulation
 from jcb.simulate.stats import RunStats
 from jcb.simulate.what_if import simulate_recording, spec_of
@@ -269,22 +270,14 @@ def show(result: dict[str, Any]) -> None:
                 f"{rate['forecast']:.1f} / {rate['measured']:.1f} ({rate['error']:.0%})",
             )
         )
-    _table(rows)
-    _table(
-        [("setting", "tokens/s forecast", "tokens/s real", "error")]
-        + [
-            (row["name"], f"{row['forecast']:.1f}", f"{row['measured']:.1f}", f"{row['error']:.0%}")
-            for row in result["ranking"]["settings"]
-        ]
-    )
+    print("", *columns(rows), sep="\n")
+    ranked = [("setting", "tokens/s forecast", "tokens/s real", "error")]
+    ranked += [
+        (row["name"], f"{row['forecast']:.1f}", f"{row['measured']:.1f}", f"{row['error']:.0%}")
+        for row in result["ranking"]["settings"]
+    ]
+    print("", *columns(ranked), sep="\n")
     print(f"Kendall tau {result['ranking']['kendall_tau']:.2f}; all of it took {result['seconds']:.0f} s")
-
-
-def _table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    print()
-    for row in rows:
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from jcb.simulate.stats import RunStats, Summary
 
@@ -86,6 +86,11 @@ def comparison(runs: Mapping[str, RunStats], base: str) -> list[str]:
             text = show(value_of(stats))
             line.append(text if name == base else f"{text} ({_change(value_of(runs[base]), value_of(stats))})")
         table.append(line)
+    return columns(table)
+
+
+def columns(table: Sequence[Sequence[str]]) -> list[str]:
+    """Its rows as lines, columns below each other."""
     widths = [max(len(line[column]) for line in table) for column in range(len(table[0]))]
     return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in table]
 
