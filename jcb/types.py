@@ -270,6 +270,10 @@ class ScheduledRow:
         """Tokens in pages once this row has run."""
         return self.start + self.q_len
 
+    def num_known_pages(self, before: tuple[int, ...]) -> int:
+        """Leading pages of the table that its sequence's last row had too, whose table was `before`."""
+        return len(before) if self.kind is RowKind.CONTINUED else 0
+
     @property
     def wants_prompt_logprobs(self) -> bool:
         """True when the row computes prompt positions whose successors' log-probabilities were asked for."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from jcb.metrics import EngineMetrics, StepTimes
-from jcb.types import RequestError, RowKind, ScheduledRow, Sequence, SequenceOutput, SequenceStatus, StepPlan
+from jcb.types import RequestError, ScheduledRow, Sequence, SequenceOutput, SequenceStatus, StepPlan
 
 SIZE = 512
 """Steps kept."""
@@ -157,7 +157,7 @@ class StepFeed:
             guest = self._join(sequence, row.slot, draft)
         guest.turn = self._turn
         if guest.pages is not table:
-            known = 0 if row.kind is not RowKind.CONTINUED else len(guest.pages)
+            known = row.num_known_pages(guest.pages)
             draft.pages.append([guest.number, known, table[known:]])
             guest.pages, guest.slot = table, row.slot
         kind = 1 if q_len == 1 and row.start >= guest.prompt else 2 if sequence.num_preemptions else 0

@@ -114,6 +114,12 @@ class Recording:
         return value
 
 
+def is_recording(path: Path) -> bool:
+    """Whether the file begins as the recorder begins one."""
+    with path.open("rb") as file:
+        return file.read(17) == b'{"jcb_recording":'
+
+
 def _check_arrival(event: Arrival, newest: int) -> None:
     if event.id <= newest:
         raise ValueError(f"request {event.id} comes after {newest}: numbers must ascend")

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from jcb.recording.events import Abort, Arrival, End, Event, Header, Knobs, Row, Step, Truncated, to_json
-from jcb.types import FinishReason, Request, RowKind, ScheduledRow, Sequence, SequenceOutput, StepPlan
+from jcb.recording.reader import is_recording
+from jcb.types import FinishReason, Request, ScheduledRow, Sequence, SequenceOutput, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class RecordingFile:
             self.path = Path(path).expanduser()
             if self.path.is_fifo() or self.path.is_socket():  # opening one would wait for its reader
                 raise ValueError(f"record={str(path)!r} is a pipe or a socket: name a file")
-            if self.path.exists() and self.path.stat().st_size and not _is_recording(self.path):
+            if self.path.exists() and self.path.stat().st_size and not is_recording(self.path):
                 raise ValueError(
                     f"record={str(path)!r} exists and is no recording: it is left alone, name another file"
                 )
@@ -295,7 +296,7 @@ class Recorder:
     def _row(self, row: ScheduledRow) -> Row:
         live = self._live[row.sequence.request_id]
         live.sequence = row.sequence
-        known = 0 if row.kind is not RowKind.CONTINUED else len(live.page_table)
+        known = row.num_known_pages(live.page_table)
         live.page_table = row.page_table
         return Row(live.number, row.slot, row.start, row.q_len, row.kind, row.samples, row.page_table[known:])
 
@@ -339,8 +340,3 @@ class Recorder:
 def _round(seconds: float) -> float:
     """Microseconds are enough, and they keep the file small."""
     return round(seconds, 6)
-
-
-def _is_recording(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(17) == b'{"jcb_recording":'

@@ -12,6 +12,7 @@ from pathlib import Path
 from jcb.chips import Chip
 from jcb.config import ModelConfig, ServeConfig
 from jcb.recording import Recording
+from jcb.recording.reader import is_recording
 from jcb.simulate import report, workloads
 from jcb.simulate.fit import Calibration, calibrate
 from jcb.simulate.links import link_named
@@ -39,9 +40,9 @@ def workload_of(text: str, *, max_model_len: int, seed: int | None = None) -> Wo
     """A recording, a trace file, or a description in words. ValueError says what is wrong with it."""
     path = Path(text).expanduser()
     if path.is_file():
-        with path.open("rb") as file:
-            is_recording = file.read(17) == b'{"jcb_recording":'
-        return RecordedWorkload(Recording.open(path)) if is_recording else Trace(path, max_model_len=max_model_len)
+        return (
+            RecordedWorkload(Recording.open(path)) if is_recording(path) else Trace(path, max_model_len=max_model_len)
+        )
     workload = workloads.parse(text)
     workload = dataclasses.replace(workload, max_model_len=workload.max_model_len or max_model_len)
     return workload if seed is None else dataclasses.replace(workload, seed=seed)

@@ -20,7 +20,6 @@ from jcb.types import (
     FinishReason,
     Request,
     RequestError,
-    RowKind,
     SamplingParams,
     ScheduledRow,
     SequenceOutput,
@@ -196,7 +195,7 @@ class Replay:
 
     def _row(self, row: ScheduledRow) -> Row:
         name = row.sequence.request_id
-        known = 0 if row.kind is not RowKind.CONTINUED else len(self._tables[name])
+        known = row.num_known_pages(self._tables.get(name, ()))
         self._tables[name] = row.page_table
         return Row(int(name), row.slot, row.start, row.q_len, row.kind, row.samples, row.page_table[known:])
 
