@@ -57,7 +57,7 @@ class Preflight:
         self.placement = _placement(config, model, topology)
         self.config = resolve(config, model, self.device, self.placement.num_devices)
         self.statics = StepStatics.of(self.config, model, self.device.platform)
-        self.limits: Limits = limits_of(self.config, model)
+        self.limits: Limits = limits_of(self.config, model.vocab_size)
         self.registry = Registry(self.statics, self.config.scheduler, self.limits, self.config.dtype, self.placement)
 
     def plan(self, names: tuple[str, ...]) -> Plan:

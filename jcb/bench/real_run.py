@@ -22,7 +22,7 @@ from jcb.simulate.job import Job
 from jcb.simulate.recorded import RecordedWorkload, recorded_stats
 from jcb.simulate.simulation import Workload
 from jcb.simulate.stats import RunStats
-from jcb.simulate.what_if import config_of
+from jcb.simulate.what_if import PATIENT, config_of
 from jcb.types import Request, SamplingParams, SequenceOutput
 
 if TYPE_CHECKING:
@@ -49,13 +49,7 @@ def run(engine: Engine, workload: Workload, path: Path, scheduler: SchedulerConf
 
     info, limits = engine.info, engine.info.limits
     assert limits is not None
-    knobs = dataclasses.replace(
-        scheduler or engine.config.scheduler,
-        queue_timeout=math.inf,
-        run_timeout=math.inf,
-        max_queued=1 << 30,
-        max_queued_tokens=1 << 50,
-    )
+    knobs = dataclasses.replace(scheduler or engine.config.scheduler, **PATIENT)
     caching = engine.config.cache.enable_prefix_caching
     config = dataclasses.replace(engine.config, scheduler=knobs)
     shapes = engine.executor.registry.shapes

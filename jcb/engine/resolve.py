@@ -51,13 +51,13 @@ def page_shape_of(config: ServeConfig, model: ModelConfig, platform: str) -> Pag
     return PageShape(platform, config.dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
 
 
-def limits_of(config: ServeConfig, model: ModelConfig) -> Limits:
-    """The resolved numbers that the scheduler and the device must agree on."""
+def limits_of(config: ServeConfig, vocab_size: int) -> Limits:
+    """The numbers of a resolved config that the scheduler and the device must agree on."""
     return Limits(
         page_size=config.cache.page_size,
         num_pages=config.cache.num_pages,
         max_model_len=config.scheduler.max_model_len,
-        vocab_size=model.vocab_size,
+        vocab_size=vocab_size,
     )
 
 

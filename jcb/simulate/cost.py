@@ -14,9 +14,10 @@ from jcb.chips import Chip
 from jcb.config import ModelConfig
 from jcb.recording.events import Step
 from jcb.simulate.links import Link
-from jcb.simulate.shape import BYTES, ModelShape
+from jcb.simulate.shape import ModelShape
 from jcb.steps.shapes import Shapes
 from jcb.types import RowKind, ScheduledRow, StepPlan
+from pallas_kernels.page import ITEM_BYTES
 
 StepCost = Callable[[StepPlan], float]
 """Seconds that a plan takes on the device."""
@@ -130,13 +131,13 @@ class RooflineCost:
         bandwidth = self.chip.bandwidth * self.bandwidth_share * self.tensor_parallel
         flops = self.chip.flops * self.flops_share * self.tensor_parallel
         shape, kv = self.shape, self.shape.kv_bytes(self.kv_dtype)
-        weights = shape.step_parameters * BYTES[self.dtype] / bandwidth
+        weights = shape.step_parameters * ITEM_BYTES[self.dtype] / bandwidth
         linear = 2 * (work.padded_tokens * shape.layer_parameters + work.padded_rows * shape.head_parameters) / flops
         seconds = self.launch + max(weights, linear) + work.decode_kv * kv / bandwidth
         if work.chunk_kv:
             seconds += max(work.chunk_kv * kv / bandwidth, work.chunk_pairs * shape.attention_flops / flops)
         if self.link is not None:
-            message = work.padded_tokens * shape.hidden_size * BYTES[self.dtype]
+            message = work.padded_tokens * shape.hidden_size * ITEM_BYTES[self.dtype]
             seconds += 2 * shape.num_layers * self.link.all_reduce_seconds(message, self.tensor_parallel)
         return seconds
 

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 
 from jcb.chips import Chip
-from jcb.config import Limits, ModelConfig, ServeConfig
+from jcb.config import ModelConfig, ServeConfig
 from jcb.engine.memory import Device
-from jcb.engine.resolve import resolve
+from jcb.engine.resolve import limits_of, resolve
 from jcb.simulate.cost import CostModel, HostCost, RooflineCost
 from jcb.simulate.job import VOCAB_SIZE
 from jcb.simulate.links import Link, link_named
@@ -46,12 +46,7 @@ def make_engine(
     config = resolve(config, model, Device(chip.platform, chip.memory), devices)
     if devices > 1 and link is None:
         link = link_named(chip.link)
-    limits = Limits(
-        page_size=config.cache.page_size,
-        num_pages=config.cache.num_pages,
-        max_model_len=config.scheduler.max_model_len,
-        vocab_size=VOCAB_SIZE,
-    )
+    limits = limits_of(config, VOCAB_SIZE)
     spec = ReplicaSpec(
         scheduler=config.scheduler,
         limits=limits,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jcb.config import ModelConfig
-
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
-"""Bytes of one number."""
+from pallas_kernels.page import ITEM_BYTES
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,8 @@ class ModelShape:
 
     def weight_bytes(self, dtype: str) -> int:
         """Memory of the weights."""
-        return self.parameters * BYTES[dtype]
+        return self.parameters * ITEM_BYTES[dtype]
 
     def kv_bytes(self, dtype: str) -> int:
         """Cache bytes of one token."""
-        return self.kv_numbers * BYTES[dtype]
+        return self.kv_numbers * ITEM_BYTES[dtype]

@@ -9,16 +9,20 @@ from typing import Any
 
 from jcb import config_file
 from jcb.config import CacheConfig, EngineConfig, Limits, MeshConfig, ServeConfig
+from jcb.engine.resolve import limits_of
 from jcb.recording import Recording
 from jcb.simulate.cost import CostModel, HostCost
 from jcb.simulate.fit import Calibration, calibrate
 from jcb.simulate.job import VOCAB_SIZE
 from jcb.simulate.recorded import RecordedWorkload
 from jcb.simulate.replica import ReplicaSpec, Turn
-from jcb.simulate.shape import BYTES
 from jcb.simulate.simulation import Simulation
 from jcb.simulate.stats import RunStats
 from jcb.steps.shapes import Shapes, StepShape
+from pallas_kernels.page import ITEM_BYTES
+
+PATIENT = {"queue_timeout": math.inf, "run_timeout": math.inf, "max_queued": 1 << 30, "max_queued_tokens": 1 << 50}
+"""Settings of a scheduler that refuses and times out nobody."""
 
 
 def config_of(recording: Recording, settings: Mapping[str, object] | None = None) -> ServeConfig:
@@ -45,7 +49,7 @@ def _with_pages(
     if "cache.memory_gib" in settings:
         shape, dtype = recording.header.shape, str(recording.header.config.get("dtype", "bfloat16"))
         numbers = 2 * shape["num_layers"] * shape["num_kv_heads"] * shape["head_dim"]
-        tokens = int(changed.cache.memory_gib * (1 << 30)) // (numbers * BYTES[dtype])
+        tokens = int(changed.cache.memory_gib * (1 << 30)) // (numbers * ITEM_BYTES[dtype])
     pages = max(tokens // changed.cache.page_size, 2)
     return dataclasses.replace(changed, cache=dataclasses.replace(changed.cache, num_pages=pages))
 
@@ -73,16 +77,10 @@ def spec_of(
     Nobody is timed out or refused, unless the settings say when: what a slower engine would have lost is seen as time.
     """
     config = config_of(recording, settings)
-    limits = Limits(
-        page_size=config.cache.page_size,
-        num_pages=config.cache.num_pages,
-        max_model_len=config.scheduler.max_model_len,
-        vocab_size=VOCAB_SIZE,
-    )
-    patient = {"queue_timeout": math.inf, "run_timeout": math.inf, "max_queued": 1 << 30, "max_queued_tokens": 1 << 50}
+    limits = limits_of(config, VOCAB_SIZE)
     given = {path.rpartition(".")[2] for path in settings or {}}
     return ReplicaSpec(
-        scheduler=dataclasses.replace(config.scheduler, **{k: v for k, v in patient.items() if k not in given}),
+        scheduler=dataclasses.replace(config.scheduler, **{k: v for k, v in PATIENT.items() if k not in given}),
         limits=limits,
         shapes=shapes_of(recording, config, limits),
         cost=cost,

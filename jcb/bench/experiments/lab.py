@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from jcb.engine.core import EngineCore
+from jcb.simulate import what_if
 from jcb.simulate.job import Job
 from jcb.simulate.replica import Turn
 from jcb.simulate.simulation import Workload
@@ -21,12 +22,7 @@ Settings = Mapping[str, object]
 Watch = Callable[[Turn, EngineCore], object]
 """Hears of every turn, and may turn the scheduler's knobs."""
 
-PATIENT = {
-    "scheduler.queue_timeout": math.inf,
-    "scheduler.run_timeout": math.inf,
-    "scheduler.max_queued": 1 << 30,
-    "scheduler.max_queued_tokens": 1 << 50,
-}
+PATIENT = {f"scheduler.{name}": value for name, value in what_if.PATIENT.items()}
 """Nobody is refused or timed out."""
 
 

@@ -14,8 +14,8 @@ from jcb.bench.experiments.sim_lab import SimLab
 from jcb.bench.experiments.study import Study
 from jcb.simulate.cost import RooflineCost
 from jcb.simulate.report import seconds
-from jcb.simulate.shape import BYTES
 from jcb.simulate.workloads import Synthetic
+from pallas_kernels.page import ITEM_BYTES
 
 QUESTION = "Why batch? What one more sequence in a step costs, and where it begins to cost"
 
@@ -98,7 +98,7 @@ def _limits(lab: SimLab) -> dict[str, float]:
     assert isinstance(cost, RooflineCost)
     bandwidth = cost.chip.bandwidth * cost.bandwidth_share * cost.tensor_parallel
     flops = cost.chip.flops * cost.flops_share * cost.tensor_parallel
-    weights = cost.shape.step_parameters * BYTES[cost.dtype] / bandwidth
+    weights = cost.shape.step_parameters * ITEM_BYTES[cost.dtype] / bandwidth
     token = 2 * cost.shape.step_parameters / flops
     return {
         "weights_seconds": weights,
