@@ -38,8 +38,9 @@ class RoundRobin:
 
     def choose(self, job: Job, replicas: Sequence[Loaded]) -> int:
         del job
-        self._next = (self._next + 1) % len(replicas)
-        return self._next - 1 if self._next else len(replicas) - 1
+        chosen = self._next
+        self._next = (chosen + 1) % len(replicas)
+        return chosen
 
 
 class LeastLoaded:
