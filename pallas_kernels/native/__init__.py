@@ -1,0 +1,44 @@
+"""The C++ kernels: one optional shared library, registered with JAX when it is there.
+
+Backends ask `available()` and refuse with `why_not()`. A handler is a symbol of the library made by
+XLA_FFI_DEFINE_HANDLER_SYMBOL and listed in HANDLERS; `jax.ffi.ffi_call` knows it by the same name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import jax
+
+from pallas_kernels.native.build import COMMAND, NotBuiltError, find_library
+
+HANDLERS: tuple[str, ...] = ()
+"""Names of the handlers, each defined in an op's `cpu.cc`."""
+
+
+def available() -> bool:
+    """True when the library is there, built from the sources as they are, and registered."""
+    return not why_not()
+
+
+def register() -> None:
+    """Registers the handlers with JAX, once. Raises NotImplementedError(why_not())."""
+    if reason := why_not():
+        raise NotImplementedError(reason)
+
+
+@functools.cache
+def why_not() -> str:
+    """Why the C++ kernels cannot be used, "" when they can; looked at once a process."""
+    try:
+        path = find_library()
+    except NotBuiltError as missing:
+        return str(missing)
+    try:
+        library = ctypes.CDLL(str(path))
+        for name in HANDLERS:
+            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+    except Exception as error:  # a library for another processor or another jaxlib must not stop the program
+        return f"the C++ kernels ({path.name}) cannot be loaded: {error}; `{COMMAND} --force` builds them anew"
+    return ""
