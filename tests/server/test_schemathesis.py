@@ -6,6 +6,7 @@
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,10 @@ CHECKS = (
     "negative_data_rejection",
     "unsupported_method",
 )
-CONFIG = """
+HOOKS = Path(__file__).with_name("schemathesis_hooks.py")
+CONFIG = f"""
+hooks = "{HOOKS}"
+
 [generation]
 allow-x00 = true
 codec = "unicode_escape"  # the one that has lone surrogates
