@@ -33,7 +33,7 @@ from jcb.models import llama
 from jcb.models.params import init
 from jcb.models.presets import PRESETS
 from jcb.models.specs import nbytes
-from jcb.steps.inputs import pack
+from jcb.steps.packer import Packer
 from jcb.steps.registry import Registry
 from jcb.steps.step import StepStatics
 from jcb.types import Request, RowKind, SamplingParams, ScheduledRow, Sequence, StepPlan
@@ -180,7 +180,7 @@ def time_decode_step(model: ModelConfig, rows: int, context: int, roofline: Roof
     program, state = registry.compile(shape), registry.compile("init").call()
     specs = llama.param_specs(model)
     params = jax.jit(partial(init, specs, jnp.dtype(dtype)))() if real else init(specs, jnp.dtype(dtype))
-    packed = pack(_decode_plan(rows, context, width), shape, slots)
+    packed = Packer(limits, slots).pack(_decode_plan(rows, context, width), shape)
     seconds = []
     for _ in range(STEPS):
         start = time.perf_counter()

@@ -14,8 +14,9 @@ import numpy as np
 
 from jcb.config import Limits
 from jcb.metrics import EngineMetrics
-from jcb.steps import inputs, mask, outputs, slot
+from jcb.steps import mask, outputs, slot
 from jcb.steps.compile_guard import CompileGuard
+from jcb.steps.packer import Packer
 from jcb.steps.registry import Registry, name_of
 from jcb.types import RowKind, StepPlan, StepResult
 
@@ -47,6 +48,7 @@ class DeviceExecutor:
         self._params = params
         self._limits = limits
         self._num_slots = max_num_seqs
+        self._packer = Packer(limits, max_num_seqs)
         self._state = registry.init_state()
         shape = self._state.kv_pages.shape
         if shape[1] != limits.num_pages:
@@ -55,16 +57,15 @@ class DeviceExecutor:
     def warm_up(self) -> None:
         """Run one empty step, so that first-use costs are paid, and arm the compile guard."""
         shape = self.registry.shapes.decode[0]
-        packed = inputs.pack(StepPlan(0, ()), shape, self._num_slots)
+        packed = self._packer.pack(StepPlan(0, ()), shape)
         self._state, outputs_array = self.registry.step(shape)(self._params, self._state, packed)
         np.asarray(outputs_array)
         self.guard.arm()
 
     def dispatch(self, plan: StepPlan) -> Handle:
         """Start `plan` on the device. Raises ValueError for ids out of range, before anything is dispatched."""
-        self._check(plan)
         shape = self.registry.shapes.choose(plan)
-        packed = inputs.pack(plan, shape, self._num_slots)
+        packed = self._packer.pack(plan, shape)
         for row in plan.rows:
             if row.kind is not RowKind.CONTINUED and slot.needs_slot(row.sequence.request):
                 content = slot.pack(row.sequence, self._limits.vocab_size, self._limits.max_model_len)
@@ -91,14 +92,3 @@ class DeviceExecutor:
     def cache_pointer(self) -> int:
         """Address of the cache array on the first device; steps must not change it (CPU and GPU)."""
         return self._state.kv_pages.addressable_shards[0].data.unsafe_buffer_pointer()
-
-    def _check(self, plan: StepPlan) -> None:
-        """JAX clamps or drops ids out of range without a word, so they are refused here."""
-        pages, vocab = self._limits.num_pages, self._limits.vocab_size
-        for row in plan.rows:
-            if min(row.page_table) < 1 or max(row.page_table) >= pages:
-                raise ValueError(f"{row.sequence.request_id}: a page of {row.page_table} is outside 1 … {pages - 1}")
-            if len(row.page_table) * self._limits.page_size < row.kv_len:
-                raise ValueError(f"{row.sequence.request_id}: {len(row.page_table)} pages cannot hold {row.kv_len=}")
-            if min(row.token_ids) < -1 or max(row.token_ids) >= vocab:
-                raise ValueError(f"{row.sequence.request_id}: a token id is outside 0 … {vocab - 1}")

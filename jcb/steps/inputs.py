@@ -1,4 +1,4 @@
-"""A step plan as one int32 array: packed on the host, taken apart inside the jitted step.
+"""A step plan as one int32 array: packed on the host (`jcb.steps.packer`), taken apart inside the jitted step.
 
 Layout: a header, then a record of ROW_FIELDS numbers a row, then the page table, then the token ids. Floats travel as
 their bits. One array means one transfer.
@@ -15,7 +15,7 @@ import numpy as np
 
 from jcb.models.llama import Batch
 from jcb.steps.shapes import StepShape
-from jcb.types import ScheduledRow, StepPlan
+from jcb.types import Request, ScheduledRow
 
 HEADER = 8
 ROW_FIELDS = (
@@ -59,30 +59,7 @@ class Rows:
         return (self.flags & flag) != 0
 
 
-def pack(plan: StepPlan, shape: StepShape, num_slots: int) -> np.ndarray:
-    """`plan` as i32[packed_size(shape)]; a fresh array every time, since the device may read it in place.
-
-    Raises ValueError where the plan does not fit the shape or an id is out of range.
-    """
-    rows = plan.rows
-    if len(rows) > shape.num_rows or plan.num_tokens > shape.num_tokens:
-        raise ValueError(f"{len(rows)} rows with {plan.num_tokens} tokens do not fit {shape}")
-    packed = np.zeros(packed_size(shape), np.int32)
-    packed[0] = len(rows)
-    records, table, tokens = _views(packed, shape)
-    records[:, 0] = num_slots
-    position = 0
-    for index, row in enumerate(rows):
-        if not (0 <= row.slot < num_slots and row.q_len >= 1 and row.start >= 0):
-            raise ValueError(f"{row.slot=} {row.q_len=} {row.start=} of {row.sequence.request_id} is out of range")
-        records[index] = _record(row)
-        table[index, : len(row.page_table)] = row.page_table
-        tokens[position : position + row.q_len] = row.token_ids
-        position += row.q_len
-    return packed
-
-
-def _views(packed: Any, shape: StepShape) -> tuple[Any, Any, Any]:
+def views(packed: Any, shape: StepShape) -> tuple[Any, Any, Any]:
     """Row records, page table and token ids of a packed array, numpy's or JAX's."""
     records_end = HEADER + shape.num_rows * _WIDTH
     table_end = records_end + shape.num_rows * shape.pages_per_seq
@@ -106,26 +83,17 @@ def row_flags(row: ScheduledRow) -> int:
     )
 
 
-def _record(row: ScheduledRow) -> np.ndarray:
-    request = row.sequence.request
+def request_record(request: Request) -> np.ndarray:
+    """What a row's record says of its request, i32[len(ROW_FIELDS)]; zeros in the fields that change by step."""
     params = request.params
     seed = request.seed & 0xFFFFFFFFFFFFFFFF
-    record = np.array(
-        (
-            row.slot,
-            row.q_len,
-            row.kv_len,
-            row_flags(row),
-            row.next_token,
-            -1 if params.logprobs is None else params.logprobs,
-            (seed & 0xFFFFFFFF) - ((seed & 0x80000000) << 1),
-            (seed >> 32) - ((seed >> 63) << 32),
-            0,
-            min(max(params.top_k, 0), 0x7FFFFFFF),
-            0, 0, 0, 0, 0,
-        ),
-        np.int32,
-    )  # fmt: skip
+    values = {
+        "num_logprobs": -1 if params.logprobs is None else params.logprobs,
+        "seed_low": (seed & 0xFFFFFFFF) - ((seed & 0x80000000) << 1),
+        "seed_high": (seed >> 32) - ((seed >> 63) << 32),
+        "top_k": min(max(params.top_k, 0), 0x7FFFFFFF),
+    }
+    record = np.array([values.get(name, 0) for name in ROW_FIELDS], np.int32)
     record[_FLOAT_INDEX] = np.array(
         (
             0.0 if params.is_greedy else params.temperature,
@@ -144,8 +112,8 @@ _FLOAT_INDEX = [ROW_FIELDS.index(name) for name in _FLOATS]
 
 
 def unpack(packed: jax.Array, shape: StepShape, last_token: jax.Array) -> tuple[Batch, Rows]:
-    """The traced half of `pack`: what the model reads, and what sampling reads. Source of -1 ids: `last_token`."""
-    records, table, tokens = _views(packed, shape)
+    """The traced half of `packer`: what the model reads, and what sampling reads. Source of -1 ids: `last_token`."""
+    records, table, tokens = views(packed, shape)
     num_seqs = packed[0]
     fields = {name: records[:, index] for index, name in enumerate(ROW_FIELDS)}
     for name in _FLOATS:

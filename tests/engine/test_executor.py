@@ -197,16 +197,14 @@ def test_a_failing_step_ends_only_its_culprit(executor):
 
 def test_host_arrays_may_be_overwritten_after_collect_only(executor, monkeypatch):
     """B039: the packed array may be the device's own buffer on CPU, so every step must get a fresh one."""
-    from jcb.steps import inputs
-
     seen = []
-    pack = inputs.pack
+    pack = executor._packer.pack
 
     def spying(*args):
         seen.append(pack(*args))
         return seen[-1]
 
-    monkeypatch.setattr(inputs, "pack", spying)
+    monkeypatch.setattr(executor._packer, "pack", spying)
     run(core(executor), requests(3))
     assert len({array.ctypes.data for array in seen}) == len(seen) > 3
 

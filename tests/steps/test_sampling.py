@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jcb.config import Limits
 from jcb.steps import inputs, slot
 from jcb.steps.inputs import ROW_FIELDS, SAMPLES, SUPPRESSES_STOP, USES_BIAS, USES_PENALTIES, Rows
+from jcb.steps.packer import Packer
 from jcb.steps.sampling import sample
 from jcb.steps.shapes import StepShape
 from jcb.steps.state import init_state
@@ -188,7 +190,8 @@ def test_the_smallest_repetition_penalty_does_not_overflow():
     request = Request(request_id="r", prompt_token_ids=(5,), params=SamplingParams(repetition_penalty=1e-44))
     row = ScheduledRow(Sequence(request, slot=0), 0, 0, 1, RowKind.NEW, True, (5,), (1,), 0, -1)
     shape = StepShape(2, 2, 1, True)
-    _, packed = inputs.unpack(inputs.pack(StepPlan(1, (row,)), shape, 2), shape, jnp.zeros(2, jnp.int32))
+    limits = Limits(page_size=16, num_pages=2, max_model_len=16, vocab_size=V)
+    _, packed = inputs.unpack(Packer(limits, 2).pack(StepPlan(1, (row,)), shape), shape, jnp.zeros(2, jnp.int32))
     assert jnp.isfinite(100.0 / packed.repetition[0])
 
 
