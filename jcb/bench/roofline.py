@@ -26,20 +26,33 @@ class Roofline:
     flops: float
 
 
+class Probe:
+    """Copy and matmul on the first device, compiled once, to be measured again and again."""
+
+    def __init__(self, dtype: str) -> None:
+        device = jax.devices()[0]
+        self._nbytes, self._side = _SIZES[device.platform]
+        self._device, self._dtype = f"{device.platform}: {device.device_kind}", dtype
+        self._source = jnp.zeros(self._nbytes // 4, jnp.float32)
+        self._copy = jax.jit(lambda x: jax.lax.fori_loop(0, _PASSES, lambda _, x: x + 1.0, x))
+        self._matrix = jnp.ones((self._side, self._side), dtype)
+        self._multiply = jax.jit(partial(jnp.matmul, preferred_element_type=jnp.float32))
+
+    def measure(self, repeat: int = 5) -> Roofline:
+        """The best of `repeat` copies and matmuls."""
+        copy = best_seconds(self._copy, self._source, repeat=repeat)
+        multiply = best_seconds(self._multiply, self._matrix, self._matrix, repeat=repeat)
+        return Roofline(
+            device=self._device,
+            dtype=self._dtype,
+            bandwidth=2 * self._nbytes * _PASSES / copy,
+            flops=2 * self._side**3 / multiply,
+        )
+
+
 def measure_roofline(dtype: str, repeat: int = 5) -> Roofline:
     """The best of `repeat` copies and matmuls on the first device."""
-    device = jax.devices()[0]
-    nbytes, side = _SIZES[device.platform]
-    source = jnp.zeros(nbytes // 4, jnp.float32)
-    copy = jax.jit(lambda x: jax.lax.fori_loop(0, _PASSES, lambda _, x: x + 1.0, x))
-    a = jnp.ones((side, side), dtype)
-    multiply = jax.jit(partial(jnp.matmul, preferred_element_type=jnp.float32))
-    return Roofline(
-        device=f"{device.platform}: {device.device_kind}",
-        dtype=dtype,
-        bandwidth=2 * nbytes * _PASSES / best_seconds(copy, source, repeat=repeat),
-        flops=2 * side**3 / best_seconds(multiply, a, a, repeat=repeat),
-    )
+    return Probe(dtype).measure(repeat)
 
 
 def best_seconds(call: Callable[..., Any], *args: Any, repeat: int) -> float:
