@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-OPS = ("paged_attention", "kv_write")
+OPS = ("paged_attention", "kv_write", "quantized_dot")
 IMPLEMENTATIONS = ("reference", "xla", "cpu", "gpu", "tpu")
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,163 @@
+// quantized_dot on CPUs: weights stay packed in memory and are widened to float32 on their way into the product.
+// The packing is described in packed.py, the loops are in cpu_kernel.h.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "pallas_kernels/native/parallel.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace {
+
+constexpr long kGroup = 16;  // outputs whose codes lie side by side
+constexpr long kBlock = 32;  // weights along `in` with one scale
+
+enum class Format : int32_t { kQ4_0, kQ4_1, kQ8_0, kInt8 };
+
+// Bytes of one block of one output.
+constexpr long code_bytes(Format format) { return format == Format::kQ4_0 || format == Format::kQ4_1 ? 16 : 32; }
+
+// y[rows, out] = x[rows, in] times the weights of one layer.
+struct Job {
+  const uint8_t* codes;
+  const void* scales;  // float16, or float32 with kInt8
+  const uint16_t* mins;
+  const float* x;
+  float* y;
+  long rows, in, out;
+  long blocks() const { return in / kBlock; }
+};
+
+using Kernel = void (*)(const Job&, long first, long last);
+
+namespace plain {
+#define LANES 4
+#define TILE_ROWS 3
+using Vector = float __attribute__((vector_size(4 * LANES)));
+using Int = int32_t __attribute__((vector_size(4 * LANES)));
+inline Vector fma(Vector a, Vector b, Vector c) { return a * b + c; }
+inline Int bytes(const uint8_t* from) { return Int{from[0], from[1], from[2], from[3]}; }
+inline Int bytes(const int8_t* from) { return Int{from[0], from[1], from[2], from[3]}; }
+inline Vector half(const uint16_t* from) {
+  Vector values;
+  for (int i = 0; i < LANES; ++i) {
+    const uint32_t sign = (from[i] & 0x8000u) << 16, rest = from[i] & 0x7fffu;
+    uint32_t bits = (rest << 13) + (112u << 23);
+    if (rest >= 0x7c00) bits += 112u << 23;  // infinite or not a number
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    if (rest < 0x400) value = static_cast<float>(rest) * 0x1p-24f;  // below the normal numbers
+    std::memcpy(&bits, &value, sizeof value);
+    bits |= sign;
+    std::memcpy(&value, &bits, sizeof value);
+    values[i] = value;
+  }
+  return values;
+}
+#include "cpu_kernel.h"
+#undef LANES
+#undef TILE_ROWS
+}  // namespace plain
+
+#if defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+namespace avx2 {
+#define LANES 8
+#define TILE_ROWS 6
+using Vector = float __attribute__((vector_size(4 * LANES)));
+using Int = int32_t __attribute__((vector_size(4 * LANES)));
+inline Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+inline Int bytes(const uint8_t* from) {
+  return (Int)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+}
+inline Int bytes(const int8_t* from) {
+  return (Int)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+}
+inline Vector half(const uint16_t* from) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+#include "cpu_kernel.h"
+#undef LANES
+#undef TILE_ROWS
+}  // namespace avx2
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
+namespace avx512 {
+#define LANES 16
+#define TILE_ROWS 12
+using Vector = float __attribute__((vector_size(4 * LANES)));
+using Int = int32_t __attribute__((vector_size(4 * LANES)));
+inline Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+inline Int bytes(const uint8_t* from) {
+  return (Int)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+inline Int bytes(const int8_t* from) {
+  return (Int)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+inline Vector half(const uint16_t* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+#include "cpu_kernel.h"
+#undef LANES
+#undef TILE_ROWS
+}  // namespace avx512
+#pragma GCC pop_options
+#endif
+
+Kernel choose(Format format) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq"))
+    return avx512::kernel(format);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    return avx2::kernel(format);
+#endif
+  return plain::kernel(format);
+}
+
+namespace ffi = xla::ffi;
+
+ffi::Error quantized_dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer codes, ffi::AnyBuffer scales,
+                         ffi::Buffer<ffi::F16> mins, ffi::Buffer<ffi::S32> layer, ffi::Result<ffi::Buffer<ffi::F32>> y,
+                         int32_t format) {
+  const long index = layer.typed_data()[0], layers = codes.dimensions()[0];
+  if (index < 0 || index >= layers) {
+    return ffi::Error::InvalidArgument("layer " + std::to_string(index) + " of " + std::to_string(layers));
+  }
+  const auto of_layer = [=](const auto& buffer) {
+    return static_cast<const uint8_t*>(buffer.untyped_data()) + buffer.size_bytes() / layers * index;
+  };
+  const Job job{of_layer(codes),     of_layer(scales),   reinterpret_cast<const uint16_t*>(of_layer(mins)),
+                x.typed_data(),      y->typed_data(),    x.dimensions()[0],
+                x.dimensions()[1],   y->dimensions()[1]};
+  const Kernel kernel = choose(static_cast<Format>(format));
+  const long groups = codes.dimensions()[1], pieces = 4 * std::max<long>(pool.num_threads(), 1);
+  const long size = std::max<long>((groups / pieces + 3) / 4 * 4, 4);
+  pallas_kernels::ParallelFor(pool, (groups + size - 1) / size, [&](int64_t piece) {
+    kernel(job, piece * size, std::min(groups, (piece + 1) * size));
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jcb_quantized_dot, quantized_dot,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()   // x [rows, in]
+                                  .Arg<ffi::AnyBuffer>()          // codes
+                                  .Arg<ffi::AnyBuffer>()          // scales
+                                  .Arg<ffi::Buffer<ffi::F16>>()   // mins
+                                  .Arg<ffi::Buffer<ffi::S32>>()   // layer
+                                  .Ret<ffi::Buffer<ffi::F32>>()   // y [rows, out]
+                                  .Attr<int32_t>("format"));
