@@ -40,7 +40,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden bench-batching gpu-check playground-pictures bench-start bench-structured lab-check experiments test-notebooks clean
+.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden install-peers bench-peers bench-batching gpu-check playground-pictures bench-start bench-structured lab-check experiments test-notebooks clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -120,6 +120,10 @@ install-clients: install-test
 install-bench: install
 	@$(PIP) --editable '.[bench]'
 
+# Other engines, each in an environment of its own, for bench-peers. llama.cpp is compiled; torch and vLLM are large.
+install-peers: install-bench ## other engines to compare with (10 minutes or more); PEERS="openvino vllm", ARGS="-- PIP FLAGS"
+	$(PY) -m jcb.bench.peers.install $(PEERS) $(ARGS)
+
 # ---- use ----
 
 serve: install ## serve the default model; ARGS="--port 9000 ..."
@@ -160,6 +164,10 @@ load: install ## 256 streams for 5 minutes, then ten times too many requests; AR
 
 bench-batching: install-bench ## continuous against static batching through the server, with a picture
 	$(PY) -m jcb.bench.batching --picture jcb/bench/batching.png $(ARGS)
+
+bench-peers: install-bench ## jcb beside the other engines, interleaved; ARGS="--quick", "--peers jcb,vllm", "--help"
+	-$(PY) -m jcb.bench.peers.install
+	$(PY) -m jcb.bench.peers $(ARGS)
 
 gpu-check: install ## on a machine with an accelerator: kernels right? how close to the floor? (5 minutes)
 	$(PY) -m jcb.bench.chip_check $(ARGS)
