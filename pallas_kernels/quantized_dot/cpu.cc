@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -38,14 +39,15 @@ struct Job {
 using Kernel = void (*)(const Job&, long first, long last);
 
 namespace plain {
+#define ISA_TARGET
 #define LANES 4
 #define TILE_ROWS 3
 using Vector = float __attribute__((vector_size(4 * LANES)));
 using Int = int32_t __attribute__((vector_size(4 * LANES)));
-inline Vector fma(Vector a, Vector b, Vector c) { return a * b + c; }
-inline Int bytes(const uint8_t* from) { return Int{from[0], from[1], from[2], from[3]}; }
-inline Int bytes(const int8_t* from) { return Int{from[0], from[1], from[2], from[3]}; }
-inline Vector half(const uint16_t* from) {
+ISA_TARGET inline Vector fma(Vector a, Vector b, Vector c) { return a * b + c; }
+ISA_TARGET inline Int bytes(const uint8_t* from) { return Int{from[0], from[1], from[2], from[3]}; }
+ISA_TARGET inline Int bytes(const int8_t* from) { return Int{from[0], from[1], from[2], from[3]}; }
+ISA_TARGET inline Vector half(const uint16_t* from) {
   Vector values;
   for (int i = 0; i < LANES; ++i) {
     const uint32_t sign = (from[i] & 0x8000u) << 16, rest = from[i] & 0x7fffu;
@@ -64,62 +66,62 @@ inline Vector half(const uint16_t* from) {
 #include "cpu_kernel.h"
 #undef LANES
 #undef TILE_ROWS
+#undef ISA_TARGET
 }  // namespace plain
 
 #if defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
 namespace avx2 {
+#define ISA_TARGET __attribute__((target("avx2,fma,f16c")))
 #define LANES 8
 #define TILE_ROWS 6
 using Vector = float __attribute__((vector_size(4 * LANES)));
 using Int = int32_t __attribute__((vector_size(4 * LANES)));
-inline Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-inline Int bytes(const uint8_t* from) {
+ISA_TARGET inline Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+ISA_TARGET inline Int bytes(const uint8_t* from) {
   return (Int)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 }
-inline Int bytes(const int8_t* from) {
+ISA_TARGET inline Int bytes(const int8_t* from) {
   return (Int)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 }
-inline Vector half(const uint16_t* from) {
+ISA_TARGET inline Vector half(const uint16_t* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 #include "cpu_kernel.h"
 #undef LANES
 #undef TILE_ROWS
+#undef ISA_TARGET
 }  // namespace avx2
-#pragma GCC pop_options
 
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")
 namespace avx512 {
+#define ISA_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
 #define LANES 16
 #define TILE_ROWS 12
 using Vector = float __attribute__((vector_size(4 * LANES)));
 using Int = int32_t __attribute__((vector_size(4 * LANES)));
-inline Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-inline Int bytes(const uint8_t* from) {
+ISA_TARGET inline Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+ISA_TARGET inline Int bytes(const uint8_t* from) {
   return (Int)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
-inline Int bytes(const int8_t* from) {
+ISA_TARGET inline Int bytes(const int8_t* from) {
   return (Int)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
-inline Vector half(const uint16_t* from) {
+ISA_TARGET inline Vector half(const uint16_t* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 #include "cpu_kernel.h"
 #undef LANES
 #undef TILE_ROWS
+#undef ISA_TARGET
 }  // namespace avx512
-#pragma GCC pop_options
 #endif
 
-Kernel choose(Format format) {
+// The best that the processor has, or at most what `isa` names.
+Kernel choose(Format format, std::string_view isa) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq"))
-    return avx512::kernel(format);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  if (wide && (isa.empty() || isa == "avx512")) return avx512::kernel(format);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") && isa != "plain")
     return avx2::kernel(format);
 #endif
   return plain::kernel(format);
@@ -129,7 +131,7 @@ namespace ffi = xla::ffi;
 
 ffi::Error quantized_dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer codes, ffi::AnyBuffer scales,
                          ffi::Buffer<ffi::F16> mins, ffi::Buffer<ffi::S32> layer, ffi::Result<ffi::Buffer<ffi::F32>> y,
-                         int32_t format) {
+                         int32_t format, std::string_view isa) {
   const long index = layer.typed_data()[0], layers = codes.dimensions()[0];
   if (index < 0 || index >= layers) {
     return ffi::Error::InvalidArgument("layer " + std::to_string(index) + " of " + std::to_string(layers));
@@ -137,10 +139,9 @@ ffi::Error quantized_dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Any
   const auto of_layer = [=](const auto& buffer) {
     return static_cast<const uint8_t*>(buffer.untyped_data()) + buffer.size_bytes() / layers * index;
   };
-  const Job job{of_layer(codes),     of_layer(scales),   reinterpret_cast<const uint16_t*>(of_layer(mins)),
-                x.typed_data(),      y->typed_data(),    x.dimensions()[0],
-                x.dimensions()[1],   y->dimensions()[1]};
-  const Kernel kernel = choose(static_cast<Format>(format));
+  const Job job{of_layer(codes), of_layer(scales), reinterpret_cast<const uint16_t*>(of_layer(mins)),
+                x.typed_data(), y->typed_data(), x.dimensions()[0], x.dimensions()[1], y->dimensions()[1]};
+  const Kernel kernel = choose(static_cast<Format>(format), isa);
   const long groups = codes.dimensions()[1], pieces = 4 * std::max<long>(pool.num_threads(), 1);
   const long size = std::max<long>((groups / pieces + 3) / 4 * 4, 4);
   pallas_kernels::ParallelFor(pool, (groups + size - 1) / size, [&](int64_t piece) {
@@ -151,7 +152,7 @@ ffi::Error quantized_dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Any
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jcb_quantized_dot, quantized_dot,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(pallas_kernels_quantized_dot, quantized_dot,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()   // x [rows, in]
@@ -160,4 +161,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jcb_quantized_dot, quantized_dot,
                                   .Arg<ffi::Buffer<ffi::F16>>()   // mins
                                   .Arg<ffi::Buffer<ffi::S32>>()   // layer
                                   .Ret<ffi::Buffer<ffi::F32>>()   // y [rows, out]
-                                  .Attr<int32_t>("format"));
+                                  .Attr<int32_t>("format")
+                                  .Attr<std::string_view>("isa"));

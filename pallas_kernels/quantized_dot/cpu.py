@@ -10,10 +10,20 @@ from pallas_kernels import native
 from pallas_kernels.packed import FORMATS
 from pallas_kernels.quantized_dot.weights import PackedWeights
 
+HANDLER = "pallas_kernels_quantized_dot"
+INSTRUCTION_SETS = ("", "avx512", "avx2", "plain")
 
-def quantized_dot(x: jax.Array, packed: PackedWeights, layer: jax.Array) -> jax.Array:
-    """See `pallas_kernels.quantized_dot`. Raises NotImplementedError where the C++ kernels are not built."""
+
+def quantized_dot(x: jax.Array, packed: PackedWeights, layer: jax.Array, *, instruction_set: str = "") -> jax.Array:
+    """See `pallas_kernels.quantized_dot`. instruction_set: the best that the processor has if "", else at most this.
+
+    Raises NotImplementedError where the C++ kernels are not built.
+    """
+    if instruction_set not in INSTRUCTION_SETS:
+        raise ValueError(f"{instruction_set=} is not one of {INSTRUCTION_SETS}")
     native.register()
-    run = jax.ffi.ffi_call("jcb_quantized_dot", jax.ShapeDtypeStruct((x.shape[0], packed.out), jnp.float32))
+    run = jax.ffi.ffi_call(HANDLER, jax.ShapeDtypeStruct((x.shape[0], packed.out), jnp.float32))
     format = np.int32(FORMATS.index(packed.format))
-    return run(x.astype(jnp.float32), packed.codes, packed.scales, packed.mins, layer, format=format)
+    return run(
+        x.astype(jnp.float32), packed.codes, packed.scales, packed.mins, layer, format=format, isa=instruction_set
+    )

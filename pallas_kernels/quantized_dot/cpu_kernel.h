@@ -1,6 +1,7 @@
 // The inner loops for one instruction set. cpu.cc includes this file once for each, inside a namespace that defines
 // LANES (floats in a Vector, numbers in an Int), TILE_ROWS (rows of x that a register tile holds), `half` and `bytes`
-// (float16 and 8-bit numbers from memory, widened) and `fma`.
+// (float16 and 8-bit numbers from memory, widened), `fma`, and ISA_TARGET, what a function needs to use them. No lambdas:
+// they would not inherit it.
 //
 // A vector's lanes are outputs; a sum over `in` runs in one lane, in the order 0, 16, 1, 17, ... of every block. Both
 // ways of walking keep that order, so a row's result never depends on how many rows there are.
@@ -11,13 +12,13 @@ constexpr long kTileGroups = 4;            // groups that share one pass over x
 constexpr long kFusedRows = 8;             // up to here weights are widened in registers, beyond it into a tile
 
 template <class T>
-static inline T load(const void* from) {
+ISA_TARGET static inline T load(const void* from) {
   T value;
   std::memcpy(&value, from, sizeof value);
   return value;
 }
 
-static inline Vector splat(float x) { return x - Vector{}; }
+ISA_TARGET static inline Vector splat(float x) { return x - Vector{}; }
 
 // A block of 32 weights of LANES outputs.
 struct Block {
@@ -26,7 +27,7 @@ struct Block {
 };
 
 template <Format F>
-static inline Block block(const Job& job, long vector, long index) {
+ISA_TARGET static inline Block block(const Job& job, long vector, long index) {
   const long group = vector / kVectors, lane = vector % kVectors * LANES;
   const long place = group * job.blocks() + index;
   Block b{job.codes + place * kGroup * code_bytes(F) + lane, {}, {}};
@@ -42,7 +43,7 @@ static inline Block block(const Job& job, long vector, long index) {
 
 // Weights `index` and `index + 16` of a block, exactly as the file means them.
 template <Format F>
-static inline void widen(const Block& b, long index, Vector& low, Vector& high) {
+ISA_TARGET static inline void widen(const Block& b, long index, Vector& low, Vector& high) {
   const uint8_t* codes = b.codes + index * kGroup;
   if constexpr (code_bytes(F) == kBlock) {
     const int8_t* numbers = reinterpret_cast<const int8_t*>(codes);
@@ -55,14 +56,14 @@ static inline void widen(const Block& b, long index, Vector& low, Vector& high) 
   }
 }
 
-static inline void store(const Job& job, long row, long vector, Vector value) {
+ISA_TARGET static inline void store(const Job& job, long row, long vector, Vector value) {
   const long column = vector * LANES, left = std::min<long>(job.out - column, LANES);
   if (left > 0) std::memcpy(job.y + row * job.out + column, &value, sizeof(float) * left);
 }
 
 // All R rows of x times V vectors of outputs, weights widened in registers.
 template <Format F, int R, int V>
-static void fused(const Job& job, long first) {
+ISA_TARGET static void fused(const Job& job, long first) {
   Vector sums[R][V] = {};
   for (long i = 0; i < job.blocks(); ++i) {
     Block blocks[V];
@@ -84,7 +85,7 @@ static void fused(const Job& job, long first) {
 }
 
 template <Format F, int R = kFusedRows>
-static void fused_rows(const Job& job, long first, long last) {
+ISA_TARGET static void fused_rows(const Job& job, long first, long last) {
   if constexpr (R > 1) {
     if (job.rows < R) return fused_rows<F, R - 1>(job, first, last);
   }
@@ -96,7 +97,7 @@ static void fused_rows(const Job& job, long first, long last) {
 
 // R rows of x times one widened tile, added to sums[R][kGroup].
 template <int R>
-static void multiply(const float* tile, long blocks, const float* x, long in, float* sums) {
+ISA_TARGET static void multiply(const float* tile, long blocks, const float* x, long in, float* sums) {
   Vector sum[R][kVectors];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < kVectors; ++v) sum[r][v] = load<Vector>(sums + r * kGroup + v * LANES);
@@ -116,7 +117,7 @@ static void multiply(const float* tile, long blocks, const float* x, long in, fl
 }
 
 template <int R = TILE_ROWS>
-static void multiply_rows(long rows, const float* tile, long blocks, const float* x, long in, float* sums) {
+ISA_TARGET static void multiply_rows(long rows, const float* tile, long blocks, const float* x, long in, float* sums) {
   for (; rows >= R; rows -= R, x += R * in, sums += R * kGroup) multiply<R>(tile, blocks, x, in, sums);
   if constexpr (R > 1) {
     if (rows) multiply_rows<R - 1>(rows, tile, blocks, x, in, sums);
@@ -125,7 +126,7 @@ static void multiply_rows(long rows, const float* tile, long blocks, const float
 
 // Up to kTileGroups groups: each piece of `in` is widened once and used by all rows.
 template <Format F>
-static void tiled(const Job& job, long first, long count) {
+ISA_TARGET static void tiled(const Job& job, long first, long count) {
   constexpr long kTile = kTileBlocks * kBlock * kGroup;
   const std::unique_ptr<float[]> tiles(new float[kTileGroups * kTile]);
   const std::unique_ptr<float[]> sums(new float[count * job.rows * kGroup]());
@@ -153,20 +154,20 @@ static void tiled(const Job& job, long first, long count) {
       }
     }
   }
-  for (long g = 0; g < count; ++g)
-    for (long row = 0; row < job.rows; ++row)
+  for (long row = 0; row < job.rows; ++row)
+    for (long g = 0; g < count; ++g)
       for (long v = 0; v < kVectors; ++v)
         store(job, row, (first + g) * kVectors + v, load<Vector>(&sums[(g * job.rows + row) * kGroup + v * LANES]));
 }
 
 // Outputs of the groups first ... last - 1.
 template <Format F>
-static void groups(const Job& job, long first, long last) {
+ISA_TARGET static void groups(const Job& job, long first, long last) {
   if (job.rows <= kFusedRows) return fused_rows<F>(job, first, last);
   for (; first < last; first += kTileGroups) tiled<F>(job, first, std::min(kTileGroups, last - first));
 }
 
-static Kernel kernel(Format format) {
+ISA_TARGET static Kernel kernel(Format format) {
   switch (format) {
     case Format::kQ4_0: return groups<Format::kQ4_0>;
     case Format::kQ4_1: return groups<Format::kQ4_1>;

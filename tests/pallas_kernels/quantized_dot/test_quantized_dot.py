@@ -13,6 +13,8 @@ from pallas_kernels import native
 from pallas_kernels.packed import FORMATS, PackedShape, pack
 from pallas_kernels.quantized_dot import PackedWeights, dequantise, quantized_dot, take_rows
 from pallas_kernels.quantized_dot.cases import CASES, Case, make
+from pallas_kernels.quantized_dot.cpu import INSTRUCTION_SETS
+from pallas_kernels.quantized_dot.cpu import quantized_dot as quantized_dot_cpu
 
 CPU = pytest.param("cpu", marks=pytest.mark.skipif(not native.available(), reason=native.why_not()))
 BACKENDS = ["reference", "xla", CPU]
@@ -84,6 +86,22 @@ def test_one_hot_rows_read_single_weights_exactly(format, implementation, rows):
         x = jnp.eye(64)[start : start + rows]
         got = quantized_dot(x, packed, implementation=implementation)
         np.testing.assert_array_equal(got, want.T[start : start + rows])
+
+
+@pytest.mark.skipif(not native.available(), reason=native.why_not())
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_instruction_sets_agree(format, instruction_set):
+    """The best at most: where the processor lacks one, the next is checked twice. Widening is exact, sums are near."""
+    for rows in (1, 2, 4, 8, 9, 14):
+        x, packed = make(Case("isa", rows, 45, 288, format=format))
+        weights = np.asarray(dequantise(packed, 1))
+        got = quantized_dot_cpu(x, packed, jnp.int32(1), instruction_set=instruction_set)
+        assert error(got, np.asarray(x), weights) < 2 * 288**0.5
+        hot = quantized_dot_cpu(jnp.eye(288)[:rows], packed, jnp.int32(1), instruction_set=instruction_set)
+        np.testing.assert_array_equal(hot, weights.T[:rows])
+    with pytest.raises(ValueError, match="sse9"):
+        quantized_dot_cpu(x, packed, jnp.int32(1), instruction_set="sse9")
 
 
 @pytest.mark.parametrize("implementation", BACKENDS)
