@@ -16,6 +16,7 @@ from typing import Literal
 
 AdmissionMode = Literal["paged", "reserve", "static"]
 SchedulingPolicy = Literal["fcfs", "priority", "shortest-prompt", "longest-prefix", "fair-share"]
+ChunkPolicy = Literal["fixed", "constant-latency"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
@@ -88,6 +89,10 @@ class SchedulerConfig:
 
     max_num_seqs: most sequences in one step (batch slots). max_num_batched_tokens: most tokens in one step.
     max_prefill_chunk: most prompt tokens of one sequence in one step; 0 means the whole budget.
+    chunk_policy: "fixed" chunks are as long as budget and max_prefill_chunk allow; with "constant-latency" they are so
+    at the start of a prompt and shrink along it, so that attention to what came before makes no step longer.
+    chunk_half_position: for that, where a prompt token's attention costs as much as its matrix products; 0: from the
+    model's shape.
     policy: who waits less. "fcfs": by arrival; "priority": by the request's priority; "shortest-prompt": short prompts
     first, where 1,000 tokens weigh a second of waiting; "longest-prefix": what the prefix cache holds first, but nobody
     is passed over more than 16 times as first of the queue; "fair-share": users (namespaces) by turns, in tokens. Only
@@ -104,6 +109,8 @@ class SchedulerConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_prefill_chunk: int = 0
+    chunk_policy: ChunkPolicy = "fixed"
+    chunk_half_position: int = 0
     max_model_len: int = 0
     policy: SchedulingPolicy = "fcfs"
     admission: AdmissionMode = "paged"
@@ -124,7 +131,8 @@ class SchedulerConfig:
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
                 "a step could not hold one token for each running sequence; raise the first or lower the second"
             )
-        for name in ("max_prefill_chunk", "max_model_len", "preempt_every", "max_queued", "max_queued_tokens"):
+        whole = ("max_prefill_chunk", "chunk_half_position", "max_model_len", "preempt_every")
+        for name in (*whole, "max_queued", "max_queued_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         for name in ("queue_timeout", "run_timeout"):

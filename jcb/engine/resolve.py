@@ -28,11 +28,19 @@ def resolve(config: ServeConfig, model: ModelConfig, device: Device, devices: in
     num_pages = config.cache.num_pages or _auto_pages(config, model, max_model_len, device, devices)
     if not config.scheduler.max_model_len:
         max_model_len = min(max_model_len, (num_pages - 1) * page_size)
+    half = config.scheduler.chunk_half_position or chunk_half_position(model)
     return dataclasses.replace(
         config,
         cache=dataclasses.replace(config.cache, num_pages=num_pages),
-        scheduler=dataclasses.replace(config.scheduler, max_model_len=max_model_len),
+        scheduler=dataclasses.replace(config.scheduler, max_model_len=max_model_len, chunk_half_position=half),
     )
+
+
+def chunk_half_position(model: ModelConfig) -> int:
+    """Tokens before a prompt token at which attention to them takes as many operations as its matrix products."""
+    width, heads = model.hidden_size, model.num_heads * model.head_dim
+    matrices = 2 * width * heads + 2 * width * model.num_kv_heads * model.head_dim + 3 * width * model.intermediate_size
+    return max(2 * matrices // (4 * heads), 1)
 
 
 def auto_dtype(platform: str) -> str:

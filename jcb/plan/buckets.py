@@ -132,7 +132,10 @@ def report(choice: Choice, seconds_each: float, is_measured: bool) -> list[str]:
     ]
 
 
-RECORDED = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk", "max_model_len", "policy", "admission")
+RECORDED = (
+    "max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk", "chunk_policy", "chunk_half_position",
+    "max_model_len", "policy", "admission",
+)  # fmt: skip
 """Settings of the scheduler that a recording's steps depend on, taken from it unless others are asked for."""
 
 

@@ -40,6 +40,17 @@ def place(name: SchedulingPolicy, request: Request, number: int, shares: Shares)
     return precedence(name, request, number)
 
 
+def chunk_half(config: SchedulerConfig) -> int:
+    """Position at which a prompt's chunks have lost half their length, 0 where they never do (see `chunk`)."""
+    if config.chunk_policy == "fixed":
+        return 0
+    if not config.chunk_half_position:
+        raise ValueError(
+            f"chunk_policy={config.chunk_policy!r} needs chunk_half_position: give one, or let `engine.resolve` find it"
+        )
+    return config.chunk_half_position
+
+
 def generation_limit(request: Request, limits: Limits) -> int:
     """Most tokens the request may generate; without a `max_tokens` of its own the pool is a limit too."""
     room = limits.max_model_len - len(request.prompt_token_ids)

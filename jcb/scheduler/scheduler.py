@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from jcb.config import Limits, SchedulerConfig
-from jcb.scheduler import guided, knobs, policy, results
+from jcb.scheduler import chunk, guided, knobs, policy, results
 from jcb.scheduler.draft import Draft
 from jcb.scheduler.pages import PageLedger
 from jcb.scheduler.queue import Queue
@@ -52,6 +52,7 @@ class Scheduler:
         self._queue = Queue(config.policy)
         self._suspects: list[Record] = []  # by order; they were in a failed step and must pass one alone
         self._in_flight: dict[int, StepPlan] = {}
+        self._chunk_half = policy.chunk_half(config)
         self._num_steps = 0
         self._num_added = 0
         self._num_preemptions = 0
@@ -188,16 +189,15 @@ class Scheduler:
                 self._plan_chunk(draft, record)
 
     def _plan_chunk(self, draft: Draft, record: Record) -> None:
-        left = record.num_tokens - record.num_computed
-        chunk = self.config.max_prefill_chunk or left
-        q_len = min(left, chunk, draft.budget)
-        if q_len > 0:
+        most = min(self.config.max_prefill_chunk or draft.budget, draft.budget)
+        if most > 0:
+            q_len, charge = chunk.cut(record.num_computed, record.num_tokens, most, self._chunk_half)
             draft.keys.update(self._pages.keys_in_progress(record, q_len))
-            self._plan_row(draft, record, q_len)
+            self._plan_row(draft, record, q_len, charge)
         draft.promised += max(self._limits.pages_for(record.num_tokens) - len(record.pages), 0)
 
-    def _plan_row(self, draft: Draft, record: Record, q_len: int) -> None:
-        """Give the record a row if its pages can be had, preempting younger ones for them."""
+    def _plan_row(self, draft: Draft, record: Record, q_len: int, charge: int = 1) -> None:
+        """Give the record a row if its pages can be had, preempting younger ones for them (charge: `Draft.add`)."""
         missing = self._limits.pages_for(record.num_computed + q_len) - len(record.pages)
         if missing > 0:
             while self._pages.num_available < missing:
@@ -206,7 +206,7 @@ class Scheduler:
                     return  # it keeps what it has and waits; an older one can take that
                 self._preempt(draft, victim)
             self._pages.grow(record, missing)
-        draft.add(record, q_len)
+        draft.add(record, q_len, charge)
 
     def _victim(self, record: Record) -> Record | None:
         """Who gives up pages for `record`: the youngest, if it is younger. A suspect may ask anybody."""
