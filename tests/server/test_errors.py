@@ -75,6 +75,24 @@ async def test_a_full_queue_is_429_with_retry_after(start_server):
     assert server.async_engine.metrics.admission_rejections.value == len(refused_ones)
 
 
+async def test_a_refusal_takes_less_than_50_ms_while_a_step_takes_300(start_server):
+    server = await start_server(max_num_seqs=1, max_queued=1)
+    server.executor.step_seconds = 0.3
+    body = C | {"max_tokens": 8, "ignore_eos": True}
+    running = []
+    for _ in range(2):
+        running.append(asyncio.create_task(server.post(COMPLETIONS, body)))
+        await asyncio.sleep(0.35)
+    seconds = []
+    for _ in range(5):
+        began = time.monotonic()
+        status, _answer = await server.post(COMPLETIONS, body)
+        seconds.append(time.monotonic() - began)
+        assert status == 429
+    assert sorted(seconds)[2] < 0.05, seconds  # one may meet a pause of the machine
+    assert [status for status, _ in await asyncio.gather(*running)] == [200, 200]
+
+
 async def test_a_prompt_that_never_fits_is_refused_with_the_numbers(start_server):
     server = await start_server(num_pages=9, max_model_len=256)
     error = await refused(server, COMPLETIONS, {"prompt": [97] * 100, "max_tokens": 1})
