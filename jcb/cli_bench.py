@@ -20,7 +20,7 @@ class BenchKernels:
     """Time the kernels on the device at hand: named shapes × implementations, against its measured roofline."""
 
     case: Annotated[str, arg(help="shapes whose name contains this", metavar="TEXT", help_behavior_hint="")] = ""
-    implementation: Annotated[str, arg(help="xla, gpu, tpu or reference", help_behavior_hint="(default: all)")] = ""
+    implementation: Annotated[str, arg(help="cpu, gpu, tpu, xla, reference", help_behavior_hint="(default: all)")] = ""
     dtype: Annotated[str, arg(help="of queries and cache", help_behavior_hint="(default: the device's own)")] = ""
     repeat: Annotated[int, arg(help="measurements of each; their median counts")] = 5
     tune: Annotated[

@@ -17,6 +17,8 @@ from typing import Any
 
 import jax
 
+from pallas_kernels import native
+
 OPS = ("paged_attention", "kv_write", "quantized_dot")
 IMPLEMENTATIONS = ("reference", "xla", "cpu", "gpu", "tpu")
 
@@ -51,6 +53,8 @@ def call(op: str, implementation: str, platform: str, *args: Any, **options: Any
                 return _load(choice)(*args, **options)
             except NotImplementedError as refusal:
                 _say_refused(op, choice.implementation, str(refusal))
+        elif choice.reason == native.why_not():
+            _say_refused(op, choice.implementation, choice.reason)
     raise NotImplementedError(f"{op}: no implementation serves these shapes")
 
 
@@ -85,6 +89,8 @@ def _choice(op: str, implementation: str, platform: str) -> Choice:
         return Choice(op, implementation, False, f"jcb has no {implementation} backend for {op}")
     if implementation in ("cpu", "gpu", "tpu") and implementation != platform:
         return Choice(op, implementation, False, f"the device is a {platform}")
+    if implementation == "cpu" and (reason := native.why_not()):
+        return Choice(op, implementation, False, reason)
     return Choice(op, implementation, True, "runs on every platform" if implementation in ("xla", "reference") else "")
 
 

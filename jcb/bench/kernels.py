@@ -123,6 +123,8 @@ def tune(case: Case, implementation: str, repeat: int, say: Callable[[str], None
     """
     platform, phase = jax.default_backend(), _phase(case)
     module = import_module(f"pallas_kernels.{OP}.{implementation}")
+    if not hasattr(module, "candidates"):
+        return None
     layout = case.layout(platform)
     default = module.default_blocks(layout, case.num_heads, phase)
     found: dict[Any, float] = {}

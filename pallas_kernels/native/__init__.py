@@ -11,7 +11,7 @@ import functools
 
 from pallas_kernels.native.build import COMMAND, NotBuiltError, find_library
 
-HANDLERS: tuple[str, ...] = ("pallas_kernels_quantized_dot",)
+HANDLERS: tuple[str, ...] = ("pallas_kernels_paged_attention", "pallas_kernels_quantized_dot")
 """Names of the handlers, each defined in an op's `cpu.cc`."""
 
 
