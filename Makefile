@@ -40,7 +40,7 @@ printf '%s\n' "jcb needs Python 3.12, 3.13 or 3.14 with the venv module, and fou
 	"or name one:  make PYTHON=/path/to/python3.13" >&2
 endef
 
-.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden install-peers bench-peers bench-batching gpu-check playground-pictures bench-start bench-structured lab-check experiments test-notebooks clean
+.PHONY: help test-chips venv install install-test install-clients test-clients campaign load install-aot install-bench serve aot test lint format golden install-peers bench-peers bench-batching gpu-check playground-pictures bench-start bench-host bench-steps bench-http perf-facts bench-structured lab-check experiments test-notebooks clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -175,7 +175,19 @@ gpu-check: install ## on a machine with an accelerator: kernels right? how close
 playground-pictures: install ## the playground's two pictures, of the default model at work (needs chromium)
 	$(PY) -m jcb.bench.playground_pictures $(ARGS)
 
-bench-start: install ## seconds to ready, with an empty compile cache and with a full one
+perf-facts: install ## rewrite the baseline of costs that do not depend on the machine's mood; ARGS="--check" compares
+	$(PY) -m jcb.bench.perf_facts $(ARGS)
+
+bench-host: install ## what the host takes for a step, with an empty device and beside the default model
+	$(PY) -m jcb.bench.host $(ARGS)
+
+bench-steps: install ## step programs of the default model against this machine's floor (nothing else running)
+	$(PY) -m jcb.bench.steps $(ARGS)
+
+bench-http: install ## the same load offline and through the server, in turn
+	$(PY) -m jcb.bench.serving.http_cost $(ARGS)
+
+bench-start: install ## seconds to ready with an empty and a full compile cache, memory, the first request's first token
 	$(PY) -m jcb.bench.start $(ARGS)
 
 lab-check: install ## the simulator against this machine: calibrate, forecast, run (about ten minutes, nothing else running)

@@ -129,6 +129,8 @@ class EngineMetrics:
     kv_cache_cached_perc: Gauge = _gauge()  # 0 .. 1: pages that only the prefix cache holds
     batch_slot_occupancy: Gauge = _gauge()  # 0 .. 1
     model_load_seconds: Gauge = _gauge()
+    weight_bytes: Gauge = _gauge()  # on each device
+    page_bytes: Gauge = _gauge()  # on each device
 
     prompt_tokens: Counter = _counter()
     generation_tokens: Counter = _counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -21,9 +23,29 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
+@dataclass(frozen=True)
+class Server:
+    """One that is ready."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    def resident_bytes(self) -> int:
+        """Memory that the process has now (Linux)."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 @contextlib.contextmanager
 def serving(arguments: Sequence[str], *, timeout: float = 900.0) -> Generator[str]:
-    """Start `python -m jcb serve` with `arguments`, wait until it is ready, yield its URL, stop it.
+    """The URL of a server, see `running`."""
+    with running(arguments, timeout=timeout) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def running(arguments: Sequence[str], *, timeout: float = 900.0) -> Generator[Server]:
+    """Start `python -m jcb serve` with `arguments`, wait until it is ready, yield it, stop it.
 
     Raises RuntimeError with the server's last words when it does not become ready in `timeout` seconds.
     """
@@ -34,7 +56,7 @@ def serving(arguments: Sequence[str], *, timeout: float = 900.0) -> Generator[st
     )
     try:
         _wait_until_ready(process, url, time.monotonic() + timeout)
-        yield url
+        yield Server(url, process)
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -87,6 +87,8 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     memory.check()
     metrics = _metrics(config, loaded - started, compiled - loaded)
     metrics.programs.set(len(registry))
+    metrics.weight_bytes.set(memory.weights)
+    metrics.page_bytes.set(memory.pages)
     guard = CompileGuard(metrics.compiles_after_ready.inc)
     executor = DeviceExecutor(registry, params, limits, config.scheduler.max_num_seqs, guard, metrics)
     executor.warm_up()

@@ -24,6 +24,8 @@ _FIELDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "kv_cache_cached_perc": ("Part of the pages that only the prefix cache holds, 0 to 1", "", ()),
     "batch_slot_occupancy": ("Rows of the last step by slots, 0 to 1", "", ()),
     "model_load_seconds": ("Time from start to ready", "", ()),
+    "weight_bytes": ("Memory of the weights on each device", "", ()),
+    "page_bytes": ("Memory of the KV cache's pages on each device", "", ()),
     "prompt_tokens": ("Prompt tokens of sequences that gave a token", "", SAME),
     "generation_tokens": ("Tokens generated", "", SAME),
     "request_success": ("Sequences ended, by reason", "finished_reason", SAME),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -88,9 +88,9 @@ class Registry:
         """What there is to compile: "init", "slot", "mask" and every step shape."""
         return tuple(self._todo)
 
-    def compile(self, key: Any) -> Program:
-        """Compile one program now, from any thread."""
-        return _compile(key, self._todo[key], self._options)
+    def compile(self, key: Any, options: Mapping[str, Any] | None = None) -> Program:
+        """Compile one program now, from any thread. options: of the compiler, beside what the platform needs."""
+        return _compile(key, self._todo[key], {**(self._options or {}), **(options or {})} or None)
 
     def compile_all(self, progress: Callable[[str, int, int], None] | None = None, threads: int = 2) -> None:
         """Compile what is not compiled yet, several at a time; `progress("compile", done, total)` after each."""
