@@ -38,7 +38,7 @@ class Child:
                     stdout=subprocess.PIPE if pipes else stderr,
                     stderr=stderr,
                     env=os.environ | dict(env),
-                    start_new_session=True,
+                    process_group=0,
                 )
             except OSError as error:
                 raise PeerError(f"cannot start {command[0]}: {error.strerror}") from error

@@ -24,11 +24,12 @@ def draw(runs: Sequence[Run], path: Path, *, note: str) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import ScalarFormatter
 
     cells, peers = figures.cells_of(runs), figures.names(runs)
     width = 0.84 / len(peers)
     with plt.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.6}):
-        figure, axis = plt.subplots(figsize=(2.5 + 0.22 * len(cells) * (len(peers) + 1), 5), layout="constrained")
+        figure, axis = plt.subplots(figsize=(3.5 + 0.22 * len(cells) * (len(peers) + 1), 5), layout="constrained")
         for index, peer in enumerate(peers):
             found = [(at, figures.rates(runs, cell, peer)) for at, cell in enumerate(cells)]
             there = [(at, spread) for at, spread in found if spread is not None]
@@ -44,9 +45,10 @@ def draw(runs: Sequence[Run], path: Path, *, note: str) -> None:
         axis.margins(x=0.02, y=0.12)
         axis.grid(axis="y", color="0.85", lw=0.6)
         axis.set_axisbelow(True)
-        axis.set_title(
-            f"the same prompts and weights (bars: median, minimum to maximum; {note})", fontsize=9, loc="left"
-        )
-        legend(axis, ncols=len(peers), loc="upper center", bbox_to_anchor=(0.5, -0.14))
+        axis.yaxis.set_major_formatter(ScalarFormatter())
+        axis.yaxis.set_minor_formatter(ScalarFormatter())
+        figure.suptitle("The same prompts and weights, output tokens a second", x=0.01, ha="left", weight="bold")
+        axis.set_title(f"bars: median, minimum to maximum\n{note}", fontsize=8, loc="left")
+        legend(axis, ncols=min(len(peers), 5), loc="upper center", bbox_to_anchor=(0.5, -0.12))
         figure.savefig(path, dpi=130)
         plt.close(figure)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +41,7 @@ class _Jcb:
 
 def load(settings: dict[str, Any]) -> tuple[Stepper, dict[str, Any]]:
     """settings: model, max_model_len, max_num_seqs, and `set`, more of jcb's own as "key=value"."""
+    from jcb import __version__
     from jcb.config import ServeConfig
     from jcb.config_file import override, parse_settings
     from jcb.engine.build import load_engine
@@ -58,7 +58,7 @@ def load(settings: dict[str, Any]) -> tuple[Stepper, dict[str, Any]]:
     config = override(ServeConfig(model=settings["model"]), values | parse_settings(settings["set"]))
     engine = load_engine(config)
     told = {
-        "versions": {"jcb": importlib.metadata.version("jcb")} | versions("jax", "jaxlib"),
+        "versions": {"jcb": __version__} | versions("jax", "jaxlib"),
         "precision": " ".join([engine.config.dtype, *settings["set"]]),
         "programs": engine.report["programs"],
         "ready_seconds": engine.report["ready_seconds"],

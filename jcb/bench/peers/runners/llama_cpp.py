@@ -101,7 +101,7 @@ def load(settings: dict[str, Any]) -> tuple[Stepper, dict[str, Any]]:
     model = api.llama_model_load_from_file(settings["gguf"].encode(), options)
     if not model:
         raise RuntimeError(f"llama.cpp cannot load {settings['gguf']}")
-    context = api.llama_new_context_with_model(model, _context_options(api, settings))
+    context = api.llama_init_from_model(model, _context_options(api, settings))
     if not context:
         raise RuntimeError("llama.cpp cannot make a context of that size")
     vocab_size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
