@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
 from jcb import config_file
-from jcb.config import Dtype, SchedulingPolicy, ServeConfig
+from jcb.config import Dtype, SchedulingPolicy, ServeConfig, Weights
 
 _SETTINGS = {field.path.rpartition(".")[2]: field for field in config_file.fields().values()}
 
@@ -35,6 +35,7 @@ class EngineOptions:
         str | None, setting("model", 'a GGUF file, a Hugging Face folder, or "default"', metavar="PATH")
     ] = None
     dtype: Annotated[Dtype | None, setting("dtype", "what the model computes in")] = None
+    weights: Annotated[Weights | None, setting("weights", "packed in memory as in the file, or as dtype")] = None
     max_model_len: Annotated[
         int | None, setting("max_model_len", "most tokens of one sequence", "the model's own", metavar="INT")
     ] = None

@@ -18,11 +18,16 @@ AdmissionMode = Literal["paged", "reserve", "static"]
 SchedulingPolicy = Literal["fcfs", "priority", "shortest-prompt", "longest-prefix", "fair-share"]
 ChunkPolicy = Literal["fixed", "constant-latency"]
 Dtype = Literal["auto", "float32", "bfloat16"]
+Weights = Literal["auto", "as-shipped", "dense"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shape of a model, read from its checkpoint. Source: config.json or GGUF metadata."""
+    """Shape of a model, read from its checkpoint. Source: config.json or GGUF metadata.
+
+    shipped: (path as in "layers/w_out", format of `pallas_kernels.packed`) of each parameter that can stay packed in
+    memory as the file has it; the others are dense.
+    """
 
     architecture: str
     vocab_size: int
@@ -39,6 +44,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     qk_norm: bool = False
+    shipped: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name in (
@@ -238,10 +244,15 @@ class ServerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Everything `serve.py` needs. model: "default", a GGUF file, or a Hugging Face folder."""
+    """Everything `serve.py` needs. model: "default", a GGUF file, or a Hugging Face folder.
+
+    weights: "as-shipped" keeps Q4_0, Q4_1 and Q8_0 tensors packed in memory as the file has them; "dense" makes all of
+    them dtype; "auto" is as shipped where the C++ kernels are built and the dtype is float32, on one CPU.
+    """
 
     model: str = "default"
     dtype: Dtype = "auto"
+    weights: Weights = "auto"
     chat_template: str = ""
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -25,7 +25,7 @@ from jcb.chips import Topology, parse_topology
 from jcb.config import Limits, ModelConfig, ServeConfig
 from jcb.config_file import loads
 from jcb.engine.memory import Device
-from jcb.engine.resolve import limits_of, plan_memory, resolve
+from jcb.engine.resolve import as_kept, limits_of, plan_memory, resolve
 from jcb.sharding import Placement, tensor_parallel
 from jcb.steps.registry import Program, Registry, compile_threads, name_of
 from jcb.steps.shapes import StepShape
@@ -52,11 +52,12 @@ class Preflight:
     """One job: the resolved configuration and the registry whose programs are compiled."""
 
     def __init__(self, config: ServeConfig, model: ModelConfig, topology: Topology) -> None:
-        self.topology, self.model = topology, model
+        self.topology = topology
         self.device = Device(topology.chip.platform, topology.chip.memory)
         self.placement = _placement(config, model, topology)
         self.config = resolve(config, model, self.device, self.placement.num_devices)
-        self.statics = StepStatics.of(self.config, model, self.device.platform)
+        self.model = as_kept(self.config, model)
+        self.statics = StepStatics.of(self.config, self.model, self.device.platform)
         self.limits: Limits = limits_of(self.config, model.vocab_size)
         self.registry = Registry(self.statics, self.config.scheduler, self.limits, self.config.dtype, self.placement)
 

@@ -61,6 +61,33 @@ def dequantize(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np
     return out.reshape(shape)
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix [out, in] in blocks of 32 weights, B = in / 32 of them a row: views of the file, not copies.
+
+    codes: u8[out, B, 16] of nibbles (weight j low, j + 16 high), or i8[out, B, 32]. scales: f16[out, B]. mins: of Q4_1
+    f16[out, B], else None.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    mins: np.ndarray | None
+
+
+def split_blocks(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> Blocks:
+    """The parts of a matrix in Q4_0, Q4_1 or Q8_0; `data` is u8[nbytes]. Raises ModelLoadError for other types."""
+    if kind.name not in ("Q4_0", "Q4_1", "Q8_0"):
+        raise ModelLoadError(kind.name, "tensors of this type are not kept packed")
+    blocks = data.reshape(shape[0], -1, kind.block_bytes)
+    halves = blocks[..., : 4 if kind.name == "Q4_1" else 2].view("<f2")
+    codes = blocks[..., 2 * halves.shape[-1] :]
+    return Blocks(
+        codes=codes.view(np.int8) if kind.name == "Q8_0" else codes,
+        scales=halves[..., 0],
+        mins=halves[..., 1] if kind.name == "Q4_1" else None,
+    )
+
+
 def _half(blocks: np.ndarray, start: int) -> np.ndarray:
     """The float16 at byte `start` of every block, as f32[n, 1]."""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)

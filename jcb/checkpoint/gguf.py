@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jcb.checkpoint.dequantize import dequantize
+from jcb.checkpoint.dequantize import Blocks, dequantize, split_blocks
 from jcb.checkpoint.errors import ModelLoadError
 from jcb.checkpoint.fields import Fields
 from jcb.checkpoint.gguf_config import end_token_ids, model_config, sampling_defaults
@@ -44,8 +44,17 @@ class GgufCheckpoint:
 
     def read(self, name: str) -> np.ndarray:
         info = self._info(name)
-        data = np.frombuffer(self._data, np.uint8, count=info.nbytes, offset=info.start)
-        return dequantize(info.kind, data, info.shape)
+        return dequantize(info.kind, self._bytes(info), info.shape)
+
+    def tensor_type(self, name: str) -> str:
+        return self._info(name).kind.name
+
+    def read_blocks(self, name: str) -> Blocks:
+        info = self._info(name)
+        return split_blocks(info.kind, self._bytes(info), info.shape)
+
+    def _bytes(self, info: TensorInfo) -> np.ndarray:
+        return np.frombuffer(self._data, np.uint8, count=info.nbytes, offset=info.start)
 
     def _info(self, name: str) -> TensorInfo:
         if name not in self._tensors:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jcb.checkpoint.dequantize import Blocks
 from jcb.checkpoint.errors import ModelLoadError, printable
 from jcb.checkpoint.fields import Fields
 from jcb.checkpoint.hf_config import end_token_ids, model_config, sampling_defaults
@@ -44,6 +45,12 @@ class HfCheckpoint:
 
     def nbytes(self, name: str) -> int:
         return self._info(name).nbytes
+
+    def tensor_type(self, name: str) -> str:
+        return ""
+
+    def read_blocks(self, name: str) -> Blocks:
+        raise ModelLoadError(name, "tensors in Hugging Face files are not kept packed")
 
     def read(self, name: str) -> np.ndarray:
         self._info(name)

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from jcb.checkpoint.dequantize import Blocks
 from jcb.checkpoint.errors import ModelLoadError
 from jcb.config import ModelConfig
 
@@ -41,6 +42,14 @@ class Checkpoint(Protocol):
 
     def nbytes(self, name: str) -> int:
         """Bytes the tensor takes on disk."""
+        ...
+
+    def tensor_type(self, name: str) -> str:
+        """How the tensor is stored: GGUF's name of the type, such as "Q4_1"; "" in other formats."""
+        ...
+
+    def read_blocks(self, name: str) -> Blocks:
+        """A tensor of type Q4_0, Q4_1 or Q8_0 as it is stored, its rows in GGUF's order."""
         ...
 
     def read(self, name: str) -> np.ndarray:

@@ -25,7 +25,7 @@ from jcb.engine.compile_cache import use_compile_cache
 from jcb.engine.core import EngineCore, Recorder
 from jcb.engine.device import local_device
 from jcb.engine.executor import DeviceExecutor
-from jcb.engine.resolve import limits_of, plan_memory, resolve
+from jcb.engine.resolve import as_kept, limits_of, plan_memory, resolve
 from jcb.metrics import EngineMetrics
 from jcb.models import llama
 from jcb.models.presets import PREFIX
@@ -38,6 +38,7 @@ from jcb.steps.step import StepStatics
 from jcb.text.chat import ChatTemplate, load_chat_template
 from jcb.text.tokenizer import Tokenizer, load_tokenizer
 from jcb.weights.load import load_params
+from jcb.weights.shipped import shipped_config
 
 Progress = Callable[[str, int, int], None]
 
@@ -73,15 +74,16 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     compile_cache = use_compile_cache(config.engine.compile_cache)
     checkpoint = open_checkpoint(default_model_path() if config.model == "default" else config.model)
     tokenizer = load_tokenizer(checkpoint)
-    device, model = local_device(), checkpoint.config
+    device, model = local_device(), shipped_config(checkpoint)
     placement = tensor_parallel(config.mesh.tensor_parallel, model)
     config = resolve(config, model, device, placement.num_devices)
+    model = as_kept(config, model)
     params = load_params(checkpoint, llama.param_specs(model), config.dtype, progress, placement)
     loaded = time.perf_counter()
     statics = StepStatics.of(config, model, device.platform)
     limits = limits_of(config, model.vocab_size)
     registry = Registry(statics, config.scheduler, limits, config.dtype, placement)
-    registry.compile_all(progress, threads=os.cpu_count() or 1)
+    registry.compile_all(progress, os.cpu_count() or 1, registry.open_store(compile_cache))
     compiled = time.perf_counter()
     memory = plan_memory(config, model, registry.temp_bytes, device, placement.num_devices)
     memory.check()
@@ -107,6 +109,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
         report={
             "device": str(jax.devices()[0]),
             "dtype": config.dtype,
+            "weights_kept": config.weights,
             "programs": len(registry),
             "compile_cache": compile_cache,
             "load_seconds": loaded - started,

@@ -8,6 +8,7 @@ from jcb.checkpoint.default_model import default_model_path
 from jcb.checkpoint.reader import open_checkpoint
 from jcb.config import ModelConfig
 from jcb.models.presets import PREFIX, preset
+from jcb.weights.shipped import shipped_config
 
 
 def model_shape(model: str) -> ModelConfig:
@@ -24,4 +25,4 @@ def model_shape(model: str) -> ModelConfig:
         return read_config(path)
     if not path.exists():
         raise ValueError(f"model {model!r}: no such file or folder; without one, name a shape: --model {PREFIX}NAME")
-    return open_checkpoint(path).config
+    return shipped_config(open_checkpoint(path))

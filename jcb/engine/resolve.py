@@ -1,4 +1,4 @@
-"""Every "auto" of a ServeConfig becomes a value, in one place: data type, page size, pages, longest sequence.
+"""Every "auto" of a ServeConfig becomes a value, in one place: data type, how weights are kept, pages, lengths.
 
 Host half: the server and `jcb plan` count with the very same functions.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from jcb.config import Limits, ModelConfig, ServeConfig
+from jcb.config import Limits, ModelConfig, ServeConfig, Weights
 from jcb.engine.memory import Device, MemoryPlan, pages_for_budget
 from jcb.models.specs import nbytes, param_specs
+from pallas_kernels.native.build import NotBuiltError, find_library
 from pallas_kernels.page import PageShape
 
 _PAGE_SIZES = {"cpu": 16, "gpu": 16, "tpu": 128}
@@ -22,6 +23,7 @@ def resolve(config: ServeConfig, model: ModelConfig, device: Device, devices: in
     dtype = auto_dtype(device.platform) if config.dtype == "auto" else config.dtype
     page_size = config.cache.page_size or _PAGE_SIZES.get(device.platform, 16)
     config = dataclasses.replace(config, dtype=dtype, cache=dataclasses.replace(config.cache, page_size=page_size))
+    config = dataclasses.replace(config, weights=_weights(config, model, device.platform, devices))
     max_model_len = config.scheduler.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ValueError(f"{max_model_len=} is above the model's {model.max_position_embeddings} positions")
@@ -54,6 +56,33 @@ def auto_dtype(platform: str) -> str:
     return "bfloat16" if words.intersection(_FAST_BFLOAT16) else "float32"
 
 
+def _weights(config: ServeConfig, model: ModelConfig, platform: str, devices: int) -> Weights:
+    """How weights are kept. Raises ValueError where they cannot be kept as asked."""
+    if config.weights == "as-shipped":
+        if devices > 1:
+            raise ValueError(f"weights='as-shipped' cannot be split over {devices} devices; use weights='dense'")
+        if not model.shipped:
+            raise ValueError("weights='as-shipped' needs a GGUF file with tensors in Q4_0, Q4_1 or Q8_0; use 'dense'")
+    if config.weights != "auto":
+        return config.weights
+    fits = platform == "cpu" and devices == 1 and config.dtype == "float32" and model.shipped
+    return "as-shipped" if fits and _kernels_are_built() else "dense"
+
+
+def _kernels_are_built() -> bool:
+    """Whether the C++ kernels are there; XLA alone is faster with dense weights."""
+    try:
+        find_library()
+    except NotBuiltError:
+        return False
+    return True
+
+
+def as_kept(config: ServeConfig, model: ModelConfig) -> ModelConfig:
+    """`model` with only those parameters packed that a resolved `config` keeps so."""
+    return model if config.weights == "as-shipped" else dataclasses.replace(model, shipped=())
+
+
 def page_shape_of(config: ServeConfig, model: ModelConfig, platform: str) -> PageShape:
     """What a page takes for a resolved config."""
     return PageShape(platform, config.dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
@@ -80,8 +109,8 @@ def plan_memory(config: ServeConfig, model: ModelConfig, temporaries: int, devic
 
 
 def weight_bytes(config: ServeConfig, model: ModelConfig, devices: int) -> int:
-    """Bytes of weights on each device, for a config whose dtype is resolved."""
-    return nbytes(param_specs(model), config.dtype, devices)
+    """Bytes of weights on each device, for a config whose dtype and weights are resolved."""
+    return nbytes(param_specs(as_kept(config, model)), config.dtype, devices)
 
 
 def page_bytes(config: ServeConfig, model: ModelConfig, platform: str, devices: int) -> int:

@@ -4,20 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.quantized_dot import PackedWeights, quantized_dot
 
-def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """One layer of packed weights, as `linear` takes it: the whole array and an index, so that nothing is copied.
+
+    platform, implementation: as `pallas_kernels.quantized_dot` takes them.
+    """
+
+    weights: PackedWeights
+    layer: jax.Array | int
+    platform: str | None
+    implementation: str
+
+
+Weight = jax.Array | PackedLayer
+
+
+def linear(x: jax.Array, weight: Weight) -> jax.Array:
     """x [T, in] times weight [out, in]: [T, out] in x's dtype, summed in float32."""
     return linear_f32(x, weight).astype(x.dtype)
 
 
-def linear_f32(x: jax.Array, weight: jax.Array) -> jax.Array:
+def linear_f32(x: jax.Array, weight: Weight) -> jax.Array:
     """x [T, in] times weight [out, in]: f32[T, out]."""
+    if isinstance(weight, PackedLayer):
+        where = {"platform": weight.platform, "implementation": weight.implementation}
+        return quantized_dot(x, weight.weights, weight.layer, **where)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     dims = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(x, weight, dims, precision=precision, preferred_element_type=jnp.float32)
@@ -73,7 +95,7 @@ def rope(x: jax.Array, table: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def swiglu(x: jax.Array, w_gate_up: jax.Array, w_down: jax.Array) -> jax.Array:
+def swiglu(x: jax.Array, w_gate_up: Weight, w_down: Weight) -> jax.Array:
     """x [T, D] through silu(gate) * up; w_gate_up [2 * F, D] holds gate's rows, then up's; w_down [D, F]."""
     gate, up = jnp.split(linear_f32(x, w_gate_up), 2, axis=-1)
     return linear((jax.nn.silu(gate) * up).astype(x.dtype), w_down)

@@ -16,10 +16,12 @@ import jax.numpy as jnp
 
 from jcb.config import ModelConfig
 from jcb.models import layers
+from jcb.models.layers import PackedLayer
 from jcb.models.specs import param_specs as param_specs
 from pallas_kernels.kv_write import kv_write
 from pallas_kernels.layout import KVLayout
 from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.quantized_dot import PackedWeights, take_rows
 
 
 @flax.struct.dataclass
@@ -57,9 +59,12 @@ def forward(
     write = partial(kv_write, layout=layout, max_q_len=max_q_len, implementation=implementation)
     attend = partial(paged_attention, layout=layout, max_q_len=max_q_len, implementation=implementation)
 
+    packed = {name: w for name, w in params["layers"].items() if isinstance(w, PackedWeights)}
+
     def layer(carry: tuple[jax.Array, jax.Array], xs: tuple[Any, jax.Array]) -> tuple[Any, None]:
         hidden, kv_pages = carry
-        weights, index = xs
+        dense, index = xs
+        weights = dense | {name: PackedLayer(w, index, layout.platform, implementation) for name, w in packed.items()}
         q, k, v = _project(weights, layers.rms_norm(hidden, weights["attention_norm"], eps), config)
         if config.qk_norm:
             q, k = layers.rms_norm(q, weights["q_norm"], eps), layers.rms_norm(k, weights["k_norm"], eps)
@@ -70,22 +75,40 @@ def forward(
         normed = layers.rms_norm(hidden, weights["mlp_norm"], eps)
         return (hidden + _sum(layers.swiglu(normed, weights["w_gate_up"], weights["w_down"]), axis), kv_pages), None
 
-    hidden = _embed(params["embedding"], batch.token_ids, config, axis)
+    hidden = _embed(params, batch.token_ids, config, axis)
     indices = jnp.arange(config.num_layers, dtype=jnp.int32)
-    (hidden, kv_pages), _ = jax.lax.scan(layer, (hidden, kv_pages), (params["layers"], indices))
+    dense = {name: stacked for name, stacked in params["layers"].items() if name not in packed}
+    (hidden, kv_pages), _ = jax.lax.scan(layer, (hidden, kv_pages), (dense, indices))
     return layers.rms_norm(hidden, params["final_norm"], eps), kv_pages
 
 
-def logits(params: Any, hidden: jax.Array, config: ModelConfig, axis: str | None = None) -> jax.Array:
-    """f32[R, V] scores of the next token for hidden states [R, D], the same on every device."""
-    scores = layers.linear_f32(hidden, params.get("head", params["embedding"]))
+def logits(
+    params: Any,
+    hidden: jax.Array,
+    config: ModelConfig,
+    axis: str | None = None,
+    *,
+    platform: str | None = None,
+    implementation: str = "auto",
+) -> jax.Array:
+    """f32[R, V] scores of the next token for hidden states [R, D], the same on every device.
+
+    platform, implementation: of packed weights, see `pallas_kernels.quantized_dot`.
+    """
+    head = params.get("head", params["embedding"])
+    if isinstance(head, PackedWeights):
+        head = PackedLayer(head, 0, platform, implementation)
+    scores = layers.linear_f32(hidden, head)
     if axis is None or scores.shape[1] == config.vocab_size:
         return scores
     return jax.lax.all_gather(scores, axis, axis=1, tiled=True)
 
 
-def _embed(embedding: jax.Array, token_ids: jax.Array, config: ModelConfig, axis: str | None) -> jax.Array:
+def _embed(params: Any, token_ids: jax.Array, config: ModelConfig, axis: str | None) -> jax.Array:
     """[T, D]: rows of the table; of a split table each device adds the rows that it has."""
+    embedding = params["embedding"]
+    if isinstance(embedding, PackedWeights):
+        return take_rows(embedding, 0, token_ids).astype(params["final_norm"].dtype)
     rows = embedding.shape[0]
     if axis is None or rows == config.vocab_size:
         return embedding[token_ids]

@@ -5,6 +5,7 @@ Initialising, loading and sharding are tree-maps over it (`jcb.models.params`); 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from jcb.axes import local_size
 from jcb.config import ModelConfig
+from pallas_kernels.packed import PackedShape
 from pallas_kernels.page import ITEM_BYTES
 
 
@@ -20,16 +22,30 @@ class ParamSpec:
     """One array: its shape, the logical name of each axis, and how random weights are drawn.
 
     axes name what an axis means ("layers", "vocab", "model", "heads", "ffn"); a mesh maps them to devices.
-    scale: standard deviation of random weights, or None for ones (norms).
+    scale: standard deviation of random weights, or None for ones (norms). format: of `pallas_kernels.packed` when the
+    parameter stays packed, "" when it is dense.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
     scale: float | None
+    format: str = ""
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def packed(self) -> PackedShape:
+        """How a packed parameter lies in memory."""
+        layers = self.shape[0] if self.axes[0] == "layers" else 1
+        return PackedShape(self.format, layers, *self.shape[-2:])
+
+    def nbytes(self, dtype: str, devices: int) -> int:
+        """Bytes on each device; a packed one is not split."""
+        if self.format:
+            return self.packed.nbytes
+        return ITEM_BYTES[dtype] * local_size(self.shape, self.axes, devices)
 
 
 Specs = dict[str, Any]
@@ -47,7 +63,7 @@ def leaves(specs: Specs) -> Iterator[ParamSpec]:
 
 def nbytes(specs: Specs, dtype: str, devices: int = 1) -> int:
     """Bytes of the params in `dtype` on each of `devices` that share them."""
-    return ITEM_BYTES[dtype] * sum(local_size(spec.shape, spec.axes, devices) for spec in leaves(specs))
+    return sum(spec.nbytes(dtype, devices) for spec in leaves(specs))
 
 
 def param_specs(config: ModelConfig) -> Specs:
@@ -77,4 +93,8 @@ def param_specs(config: ModelConfig) -> Specs:
     }
     if not config.tie_word_embeddings:
         specs["head"] = ParamSpec((config.vocab_size, model), ("vocab", "model"), scale)
+    for path, format in config.shipped:
+        *outer, name = path.split("/")
+        group = specs[outer[0]] if outer else specs
+        group[name] = dataclasses.replace(group[name], format=format)
     return specs

@@ -22,7 +22,6 @@ from jcb.simulate.setup import Engine, make_engine
 from jcb.simulate.shape import ModelShape
 from jcb.simulate.simulation import Simulation
 from jcb.simulate.workloads import Synthetic
-from pallas_kernels.page import ITEM_BYTES
 
 _MOST_DEVICES = 512
 _ROUNDS = 5  # requests of each client in a forecast
@@ -277,10 +276,10 @@ def _limit(fits: list[Fit], slots: int, sustained: int, budget: int) -> str:
 def _parts(engine: Engine, rows: int, context: float) -> dict[str, float]:
     """Seconds that a decode step cannot do without, by what takes them."""
     shape, chip = ModelShape.of(engine.model), engine.chip
-    item, devices = ITEM_BYTES[engine.config.dtype], engine.config.mesh.tensor_parallel
+    devices = engine.config.mesh.tensor_parallel
     numbers = 2 * rows * (shape.step_parameters + context * shape.attention_flops / 2)
     return {
-        "reading the weights": shape.step_parameters * item / chip.bandwidth / devices,
+        "reading the weights": shape.step_bytes(engine.config.dtype) / chip.bandwidth / devices,
         "reading keys and values": rows * context * shape.kv_bytes(engine.config.dtype) / chip.bandwidth / devices,
         "arithmetic": numbers / chip.flops / devices,
     }
@@ -302,9 +301,9 @@ def floor(engine: Engine, rows: int, input_len: int, output_len: int) -> Speed:
     all rows: all bytes or all operations of their whole life, prompts included, whichever takes longer.
     """
     shape, chip = ModelShape.of(engine.model), engine.chip
-    item, devices = ITEM_BYTES[engine.config.dtype], engine.config.mesh.tensor_parallel
+    devices = engine.config.mesh.tensor_parallel
     bandwidth, flops, kv = chip.bandwidth * devices, chip.flops * devices, shape.kv_bytes(engine.config.dtype)
-    weights, context = shape.step_parameters * item, input_len + output_len / 2
+    weights, context = shape.step_bytes(engine.config.dtype), input_len + output_len / 2
     prompt = 2 * (input_len * shape.layer_parameters + shape.head_parameters)
     prompt += input_len * (input_len + 1) / 2 * shape.attention_flops
     token = 2 * shape.step_parameters + context * shape.attention_flops

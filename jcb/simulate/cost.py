@@ -131,7 +131,7 @@ class RooflineCost:
         bandwidth = self.chip.bandwidth * self.bandwidth_share * self.tensor_parallel
         flops = self.chip.flops * self.flops_share * self.tensor_parallel
         shape, kv = self.shape, self.shape.kv_bytes(self.kv_dtype)
-        weights = shape.step_parameters * ITEM_BYTES[self.dtype] / bandwidth
+        weights = shape.step_bytes(self.dtype) / bandwidth
         linear = 2 * (work.padded_tokens * shape.layer_parameters + work.padded_rows * shape.head_parameters) / flops
         seconds = self.launch + max(weights, linear) + work.decode_kv * kv / bandwidth
         if work.chunk_kv:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jcb.chips import Chip
 from jcb.config import ModelConfig, ServeConfig
 from jcb.engine.memory import Device
-from jcb.engine.resolve import limits_of, resolve
+from jcb.engine.resolve import as_kept, limits_of, resolve
 from jcb.simulate.cost import CostModel, HostCost, RooflineCost
 from jcb.simulate.job import VOCAB_SIZE
 from jcb.simulate.links import Link, link_named
@@ -44,6 +44,7 @@ def make_engine(
     if config.dtype == "auto":
         config = dataclasses.replace(config, dtype=chip.dtype)
     config = resolve(config, model, Device(chip.platform, chip.memory), devices)
+    model = as_kept(config, model)
     if devices > 1 and link is None:
         link = link_named(chip.link)
     limits = limits_of(config, VOCAB_SIZE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jcb.config import ModelConfig
+from jcb.models.specs import ParamSpec, param_specs
 from pallas_kernels.page import ITEM_BYTES
 
 
@@ -12,7 +13,8 @@ from pallas_kernels.page import ITEM_BYTES
 class ModelShape:
     """Counts of a decoder. Parameters of layers are those of its matrices; norms and biases are too few to matter.
 
-    kv_numbers: numbers that one token leaves in the cache. attention_flops: operations for one pair of a query token
+    kv_numbers: numbers that one token leaves in the cache. packed_*: of those that every step reads, the ones that stay
+    packed. attention_flops: operations for one pair of a query token
     and a token it attends to.
     """
 
@@ -23,6 +25,8 @@ class ModelShape:
     attention_flops: int
     num_layers: int
     hidden_size: int
+    packed_parameters: int = 0
+    packed_bytes: int = 0
 
     @staticmethod
     def of(model: ModelConfig) -> ModelShape:
@@ -30,6 +34,7 @@ class ModelShape:
         width, heads, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
         layer = 2 * width * heads + 2 * width * kv + 3 * width * model.intermediate_size
         table = model.vocab_size * width
+        packed = _packed_specs(model)
         return ModelShape(
             layer_parameters=model.num_layers * layer,
             head_parameters=table,
@@ -38,6 +43,8 @@ class ModelShape:
             attention_flops=4 * model.num_layers * heads,
             num_layers=model.num_layers,
             hidden_size=width,
+            packed_parameters=sum(spec.size for spec in packed),
+            packed_bytes=sum(spec.packed.nbytes for spec in packed),
         )
 
     @property
@@ -50,10 +57,21 @@ class ModelShape:
         """Those that every step reads; of an untied embedding table only a few rows are."""
         return self.layer_parameters + self.head_parameters
 
+    def step_bytes(self, dtype: str) -> int:
+        """Bytes of weights that every step reads."""
+        return (self.step_parameters - self.packed_parameters) * ITEM_BYTES[dtype] + self.packed_bytes
+
     def weight_bytes(self, dtype: str) -> int:
-        """Memory of the weights."""
+        """Memory of the weights, all dense."""
         return self.parameters * ITEM_BYTES[dtype]
 
     def kv_bytes(self, dtype: str) -> int:
         """Cache bytes of one token."""
         return self.kv_numbers * ITEM_BYTES[dtype]
+
+
+def _packed_specs(model: ModelConfig) -> list[ParamSpec]:
+    """The packed parameters that every step reads; of an untied embedding table only a few rows are."""
+    specs = param_specs(model)
+    read = [*specs["layers"].values(), specs.get("head", specs["embedding"])]
+    return [spec for spec in read if spec.format]

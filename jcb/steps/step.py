@@ -94,11 +94,16 @@ def _forward(
     return hidden, dataclasses.replace(state, kv_pages=kv_pages)
 
 
+def _logits(statics: StepStatics, params: Any, hidden: jax.Array) -> jax.Array:
+    where = {"platform": statics.layout.platform, "implementation": statics.implementation}
+    return llama.logits(params, hidden, statics.config, statics.axis, **where)
+
+
 def _finish(
     statics: StepStatics, params: Any, hidden: jax.Array, rows: Rows, state: DeviceState
 ) -> tuple[DeviceState, jax.Array]:
     """Sample from hidden states [R, D]; rows that sample update what their slot remembers."""
-    logits = llama.logits(params, hidden, statics.config, statics.axis)
+    logits = _logits(statics, params, hidden)
     sampled = sampling.sample(logits, rows, rows.kv_len, state)
     slots = jnp.where(rows.has(SAMPLES), rows.slot, state.last_token.shape[0])
     state = dataclasses.replace(
@@ -120,7 +125,7 @@ def _prompt_logprobs(statics: StepStatics, params: Any, hidden: jax.Array, batch
 
     def one_tile(xs: tuple[jax.Array, jax.Array]) -> jax.Array:
         tile_hidden, tile_targets = xs
-        logits = llama.logits(params, tile_hidden, statics.config, statics.axis)
+        logits = _logits(statics, params, tile_hidden)
         normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         logprobs = jnp.take_along_axis(logits, tile_targets[:, None], axis=-1) - normaliser
         top_ids, top_logprobs = sampling.top_alternatives(logits, normaliser)

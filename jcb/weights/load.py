@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jcb.checkpoint.dequantize import Blocks
 from jcb.checkpoint.errors import ModelLoadError
 from jcb.config import ModelConfig
 from jcb.models.params import is_spec
 from jcb.models.specs import ParamSpec, Specs
 from jcb.sharding import Placement, interleave
 from jcb.weights.names import TABLES, Source, Table, ignorable
+from pallas_kernels.packed import pack
+from pallas_kernels.quantized_dot import PackedWeights
 
 
 class NamedArrays(Protocol):
@@ -28,6 +31,7 @@ class NamedArrays(Protocol):
     def names(self) -> tuple[str, ...]: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
     def read(self, name: str) -> np.ndarray: ...
+    def read_blocks(self, name: str) -> Blocks: ...
 
 
 Progress = Callable[[str, int, int], None]
@@ -40,7 +44,7 @@ def load_params(
     progress: Progress | None = None,
     placement: Placement = Placement(),  # noqa: B008 (frozen)
 ) -> Any:
-    """The params pytree in `dtype`, on the default device or split as `placement` says.
+    """The params pytree in `dtype`, on the default device or split as `placement` says; packed where `specs` say so.
 
     Raises ModelLoadError when a tensor is missing, left over, or of the wrong shape; shapes are checked before
     anything is read. `progress("load", done, total)` is called after each parameter.
@@ -51,8 +55,11 @@ def load_params(
     _check_total(checkpoint, table, {path: spec for path, (_, spec) in zip(paths, leaves, strict=True)})
     arrays = []
     for done, (path, (_, spec)) in enumerate(zip(paths, leaves, strict=True)):
-        host = _read_param(checkpoint, table[path], spec, jnp.dtype(dtype), placement.num_devices)
-        arrays.append(placement.put(host, placement.spec(spec.shape, spec.axes)))
+        if spec.format:
+            arrays.append(_read_packed(checkpoint, table[path], spec))
+        else:
+            host = _read_param(checkpoint, table[path], spec, jnp.dtype(dtype), placement.num_devices)
+            arrays.append(placement.put(host, placement.spec(spec.shape, spec.axes)))
         if progress is not None:
             progress("load", done + 1, len(leaves))
     return jax.tree.unflatten(structure, arrays)
@@ -100,6 +107,22 @@ def _read_param(checkpoint: NamedArrays, source: Source, spec: ParamSpec, dtype:
         else:
             interleave([_read_part(checkpoint, source, name, i) for i, name in enumerate(names)], shards, target)
     return out
+
+
+def _read_packed(checkpoint: NamedArrays, source: Source, spec: ParamSpec) -> PackedWeights:
+    """One parameter as the file has it, its blocks only moved: values stay, and no dense copy is ever made."""
+    host = spec.packed.empty()
+    for layer, names in enumerate(_sources(spec, source)):
+        start = 0
+        for index, name in enumerate(names):
+            blocks = checkpoint.read_blocks(name)
+            for part, rows in (("codes", blocks.codes), ("scales", blocks.scales), ("mins", blocks.mins)):
+                if rows is not None:
+                    rows = unpermute(rows, checkpoint.config.head_dim) if index < source.permuted else rows
+                    pack(host[part][layer], rows, start)
+            start += len(blocks.codes)
+    arrays = {name: jax.device_put(array) for name, array in host.items()}
+    return PackedWeights(**arrays, format=spec.format, out=spec.packed.out)
 
 
 def _read_part(checkpoint: NamedArrays, source: Source, name: str, index: int) -> np.ndarray:

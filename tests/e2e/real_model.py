@@ -20,6 +20,8 @@ from jcb.steps.registry import Registry
 from jcb.steps.step import StepStatics
 from jcb.types import FinishReason, Logprobs, Request, SamplingParams
 from jcb.weights.load import load_params
+from jcb.weights.shipped import shipped_config
+from pallas_kernels import native
 from pallas_kernels.layout import KVLayout
 
 EOS = 2
@@ -42,14 +44,24 @@ def checkpoint():
 
 
 @cache
-def params(dtype: str):
-    return load_params(checkpoint(), llama.param_specs(checkpoint().config), dtype)
+def model(dtype: str, weights: str):
+    """The model's config. weights: "auto" is as shipped where a server would keep them so here."""
+    if weights == "auto":
+        weights = "as-shipped" if dtype == "float32" and native.available() else "dense"
+    return shipped_config(checkpoint()) if weights == "as-shipped" else checkpoint().config
 
 
 @cache
-def executor(page_size: int = 16, max_num_seqs: int = 32, budget: int = 512, dtype: str = "float32") -> DeviceExecutor:
+def params(dtype: str, weights: str = "auto"):
+    return load_params(checkpoint(), llama.param_specs(model(dtype, weights)), dtype)
+
+
+@cache
+def executor(
+    page_size: int = 16, max_num_seqs: int = 32, budget: int = 512, dtype: str = "float32", weights: str = "auto"
+) -> DeviceExecutor:
     use_compile_cache("auto")
-    config = checkpoint().config
+    config = model(dtype, weights)
     limits = Limits(
         page_size=page_size, num_pages=8192 // page_size + 1, max_model_len=2048, vocab_size=config.vocab_size
     )
@@ -58,7 +70,7 @@ def executor(page_size: int = 16, max_num_seqs: int = 32, budget: int = 512, dty
         statics, SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget), limits, dtype
     )
     registry.compile_all()
-    device = DeviceExecutor(registry, params(dtype), limits, max_num_seqs)
+    device = DeviceExecutor(registry, params(dtype, weights), limits, max_num_seqs)
     device.warm_up()
     return device
 

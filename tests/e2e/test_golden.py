@@ -100,6 +100,12 @@ def test_other_page_sizes(page_size, record_property):
     run_together(chosen, Engine(executor(page_size=page_size, max_num_seqs=8, budget=64)), record_property)
 
 
+@pytest.mark.parametrize("weights", ["as-shipped", "dense"])
+def test_weights_packed_or_dense(weights, record_property):
+    """The one that is not the default here, and the default with small programs."""
+    run_together(cases(), Engine(executor(max_num_seqs=8, budget=64, weights=weights)), record_property)
+
+
 def test_overlap_off(record_property):
     run_together(cases(), Engine(executor(), overlap=False), record_property)
 
