@@ -21,7 +21,9 @@ def show(findings: Findings, jcb: Sequence[str], console: Console) -> None:
     """Print everything: who ran, the rates, the ratios, the latencies, the machine, the sentences."""
     parts: list[RenderableType] = [_peers(findings)]
     if findings.runs:
-        parts += [_rates(findings.runs), _ratios(findings.runs, jcb), _latencies(findings.runs), machine(findings.runs)]
+        tables = [_rates(findings.runs), _ratios(findings.runs, jcb), _latencies(findings.runs)]
+        parts += [table for table in tables if table.row_count and len(table.columns) > 1]
+        parts.append(machine(findings.runs))
         parts += [Text(sentence) for sentence in figures.sentences(findings.runs, jcb)]
     console.print(Group(*parts))
 

@@ -38,6 +38,15 @@ def test_tables_tell_who_ran_who_failed_and_how_fast():
         assert part in shown, part
 
 
+def test_tables_without_anything_to_tell_are_left_out():
+    console = Console(file=io.StringIO(), width=200)
+    report.show(Findings(runs=[run_of("fast", 80)]), ["jcb"], console)
+    shown = console.file.getvalue()
+    assert "output tokens a second" in shown
+    assert "ratios" not in shown
+    assert "TTFT" not in shown
+
+
 def test_the_json_holds_every_number():
     data = json.loads(json.dumps(report.as_json(FINDINGS, ["jcb"])))
     assert len(data["runs"]) == 5
