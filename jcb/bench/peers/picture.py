@@ -29,7 +29,9 @@ def draw(runs: Sequence[Run], path: Path, *, note: str) -> None:
     cells, peers = figures.cells_of(runs), figures.names(runs)
     width = 0.84 / len(peers)
     with plt.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "hatch.linewidth": 0.6}):
-        figure, axis = plt.subplots(figsize=(3.5 + 0.22 * len(cells) * (len(peers) + 1), 5), layout="constrained")
+        figure, axis = plt.subplots(
+            figsize=(max(8.0, 2.5 + 0.22 * len(cells) * (len(peers) + 1)), 5), layout="constrained"
+        )
         for index, peer in enumerate(peers):
             found = [(at, figures.rates(runs, cell, peer)) for at, cell in enumerate(cells)]
             there = [(at, spread) for at, spread in found if spread is not None]
