@@ -35,7 +35,7 @@ from jcb.simulate.recorded import recorded_stats
 from jcb.simulate.report import columns
 from jcb.simulate.simulation import Simulation
 from jcb.simulate.stats import RunStats
-from jcb.simulate.what_if import simulate_recording, spec_of
+from jcb.simulate.what_if import spec_of
 from jcb.simulate.workloads import Synthetic
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Forecast:
         """Forecast and measured medians, and the median error of a step's time."""
         speed = machine_speed()
         recording, real = self.run(trial)
-        simulated = simulate_recording(recording, calibration=calibration)
+        simulated = forecast_of(recording, calibration, trial)
         steps = usable_steps(recording)
         fit = errors(calibration.cost, [work_of_step(s) for s in steps], np.array([s.device for s in steps]))
         return {
@@ -186,18 +186,26 @@ class Forecast:
         pairs: list[dict[str, float]] = []
         for trial in trials:
             recording, real = self.run(trial)
-            simulated = simulate_recording(recording, calibration=calibration)
+            simulated = forecast_of(recording, calibration, trial)
             pairs.append(_pair(simulated.per_second(simulated.output_tokens), real.per_second(real.output_tokens)))
         tau = kendall_tau([pair["forecast"] for pair in pairs], [pair["measured"] for pair in pairs])
         settings = [{"name": trial.name, **pair} for trial, pair in zip(trials, pairs, strict=True)]
         return {"settings": settings, "kendall_tau": tau}
 
 
+def forecast_of(recording: Recording, calibration: Calibration, trial: Trial) -> RunStats:
+    """`trial` on a simulated clock; of `recording` only the engine's sizes are used.
+
+    Users in a loop ask again when their simulated answer ends, so that a faster forecast does not empty the queue.
+    """
+    spec = spec_of(recording, trial.settings, cost=calibration.cost, host=calibration.host)
+    return Simulation(spec, trial.workload).run()
+
+
 def capacity_of(recording: Recording, calibration: Calibration, trial: Trial) -> float:
     """Requests a second of `trial` when all are there from the start, by forecast."""
-    spec = spec_of(recording, trial.settings, cost=calibration.cost, host=calibration.host)
     burst = dataclasses.replace(trial.workload, pattern="burst", requests=200)
-    stats = Simulation(spec, burst).run()
+    stats = forecast_of(recording, calibration, dataclasses.replace(trial, workload=burst))
     return stats.per_second(stats.finished)
 
 
