@@ -167,6 +167,7 @@ def _openvino(machine: Machine, files: Files) -> list[Peer]:
 
 def _vllm(machine: Machine, files: Files) -> Peer:
     cores = sorted(os.sched_getaffinity(0))[: machine.threads] if hasattr(os, "sched_getaffinity") else [0]
+    openmp = environment("vllm") / "lib" / "libiomp5.so"  # vLLM asks for it to be loaded first
     length, tokens = str(machine.max_model_len), str(_BATCH_TOKENS)
     server = ["-m", "vllm.entrypoints.cli.main", "serve", str(files.folder), "--port", "{port}"]
     server += ["--dtype", machine.dtype, "--max-model-len", length, "--max-num-seqs", str(SEATS)]
@@ -185,7 +186,8 @@ def _vllm(machine: Machine, files: Files) -> Peer:
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CACHE_ROOT": str(machine.work / "vllm-cache"),
-        },
+        }
+        | ({"LD_PRELOAD": str(openmp)} if openmp.exists() else {}),
         server=tuple(server),
         ready="/health",
     )
