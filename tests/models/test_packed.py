@@ -15,8 +15,9 @@ pytest.importorskip("gguf")
 IDS = [5, 6, 7, 40, 41, 100, 3, 9, 12, 77, 8]
 
 
-@pytest.mark.parametrize("implementation", ["auto", "xla", "reference"])
-@pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize(
+    ("quant", "implementation"), [("Q4_0", "auto"), ("Q4_1", "auto"), ("Q8_0", "auto"), ("Q4_1", "xla")]
+)
 def test_packed_equals_dense(tmp_path, quant, implementation):
     if implementation == "auto" and not native.available():
         pytest.skip(native.why_not())
@@ -25,6 +26,5 @@ def test_packed_equals_dense(tmp_path, quant, implementation):
     packed = load_params(checkpoint, param_specs(config), "float32")
     dense = load_params(checkpoint, param_specs(checkpoint.config), "float32")
     want = run(dense, checkpoint.config, IDS, [11])
-    for chunks in ([11], [1, 4, 1, 5]):
-        np.testing.assert_allclose(run(packed, config, IDS, chunks, implementation), want, atol=2e-4, rtol=2e-4)
+    np.testing.assert_allclose(run(packed, config, IDS, [1, 5, 5], implementation), want, atol=2e-4, rtol=2e-4)
     assert np.abs(want).max() > 1

@@ -130,7 +130,7 @@ def test_a_row_does_not_depend_on_the_others(format, implementation):
         np.testing.assert_array_equal(got, whole[50 - rows :], err_msg=f"{rows} rows")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     rows=st.integers(1, 40),
     out=st.integers(1, 70),
