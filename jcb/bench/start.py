@@ -47,7 +47,7 @@ async def first_tokens(url: str, requests: int) -> list[float]:
     """Seconds to the first token of requests sent one after another."""
     found: list[float] = []
     async with aiohttp.ClientSession() as session:
-        model = model_id(url)
+        model = await asyncio.to_thread(model_id, url)
         for number in range(requests):
             body = make_body("openai", model, f"{number} {PROMPT}", 4, {"ignore_eos": True})
             outcome = await send(session, f"{url}/v1/completions", body, 0)
@@ -80,11 +80,14 @@ def lines(cold: dict[str, Any], warm: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Start twice, print what was found."""
+    """Start twice, print what was found; status 2 for a bad flag."""
     flags = sys.argv[1:] if arguments is None else arguments
     output = None
     if "--output" in flags:
         at = flags.index("--output")
+        if at + 1 == len(flags):
+            print("jcb: --output needs a file", file=sys.stderr)
+            return 2
         output, flags = Path(flags[at + 1]), flags[:at] + flags[at + 2 :]
     with tempfile.TemporaryDirectory() as folder:
         flags = [*flags, "--set", f"engine.compile_cache={folder}"]
