@@ -83,7 +83,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     statics = StepStatics.of(config, model, device.platform)
     limits = limits_of(config, model.vocab_size)
     registry = Registry(statics, config.scheduler, limits, config.dtype, placement)
-    registry.compile_all(progress, os.cpu_count() or 1, registry.open_store(compile_cache))
+    registry.compile_all(progress, threads=os.cpu_count() or 1)
     compiled = time.perf_counter()
     memory = plan_memory(config, model, registry.temp_bytes, device, placement.num_devices)
     memory.check()
