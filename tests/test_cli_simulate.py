@@ -64,8 +64,10 @@ def test_a_recording_is_calibrated_and_simulated(recording, tmp_path, capsys):
     assert cli.main(["simulate", "--calibrate", str(recording), "--output", str(output)]) == 0
     assert "median error" in capsys.readouterr().out
     command = ["simulate", *SMALL, "--calibration", str(output), "--workload", str(recording)]
-    assert cli.main(command) == 0
+    assert cli.main([*command, "--chip", "cpu"]) == 0
     assert "finished" in capsys.readouterr().out
+    assert cli.main(command) == 2
+    assert "the calibration is of a cpu, NVIDIA H200 141GB HBM3e is a gpu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from jcb.chips import Chip
 from jcb.config import ModelConfig, ServeConfig, replace
-from jcb.plan.planner import fitting_engine, floor, timed_engine
+from jcb.plan.planner import fitting_engine, floor
 from jcb.simulate.fit import Calibration
-from jcb.simulate.setup import Engine
+from jcb.simulate.setup import Engine, timed_engine
 from jcb.simulate.simulation import Simulation
 from jcb.simulate.stats import RunStats, Summary
 from jcb.simulate.workloads import Synthetic

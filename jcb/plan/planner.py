@@ -18,7 +18,7 @@ from jcb.engine.resolve import page_bytes, plan_memory
 from jcb.models.specs import leaves, param_specs
 from jcb.plan.buckets import OTHER_PROGRAMS
 from jcb.simulate.fit import Calibration
-from jcb.simulate.setup import Engine, make_engine
+from jcb.simulate.setup import Engine, make_engine, timed_engine
 from jcb.simulate.shape import ModelShape
 from jcb.simulate.simulation import Simulation
 from jcb.simulate.workloads import Synthetic
@@ -166,15 +166,6 @@ def make_plan(
         preemptions=preemptions,
         is_fitted=fitted is not None,
     )
-
-
-def timed_engine(model: ModelConfig, chip: Chip, config: ServeConfig, fitted: Calibration | None) -> Engine:
-    """The engine to simulate, with the step times that were fitted to a recording where there are some."""
-    if fitted is None:
-        return make_engine(model, chip, config)
-    if fitted.platform != chip.platform:
-        raise ValueError(f"the calibration is of a {fitted.platform}, {chip.title} is a {chip.platform}")
-    return make_engine(model, chip, config, cost=fitted.cost, host=fitted.host)
 
 
 def fitting_engine(

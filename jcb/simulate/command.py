@@ -18,7 +18,7 @@ from jcb.simulate.fit import Calibration, calibrate
 from jcb.simulate.links import link_named
 from jcb.simulate.recorded import RecordedWorkload, recorded_stats
 from jcb.simulate.router import router_named
-from jcb.simulate.setup import Engine, make_engine
+from jcb.simulate.setup import Engine, timed_engine
 from jcb.simulate.shape import ModelShape
 from jcb.simulate.simulation import PrefillPool, Simulation, Workload
 from jcb.simulate.stats import RunStats
@@ -78,9 +78,7 @@ def simulate(
 ) -> None:
     """Runs a workload and prints what came of it."""
     fitted = None if calibration is None else Calibration.load(calibration)
-    engine = make_engine(
-        model, chip, config, cost=None if fitted is None else fitted.cost, host=None if fitted is None else fitted.host
-    )
+    engine = timed_engine(model, chip, config, fitted)
     traffic = workload_of(workload, max_model_len=engine.config.scheduler.max_model_len, seed=seed)
     begun = time.perf_counter()
     stats = simulation_of(engine, traffic, fleet, show_progress).run()

@@ -10,6 +10,7 @@ from jcb.config import ModelConfig, ServeConfig
 from jcb.engine.memory import Device
 from jcb.engine.resolve import as_kept, limits_of, resolve
 from jcb.simulate.cost import CostModel, HostCost, RooflineCost
+from jcb.simulate.fit import Calibration
 from jcb.simulate.job import VOCAB_SIZE
 from jcb.simulate.links import Link, link_named
 from jcb.simulate.replica import ReplicaSpec
@@ -61,3 +62,12 @@ def make_engine(
         overlap=config.engine.overlap,
     )
     return Engine(model=model, chip=chip, config=config, spec=spec)
+
+
+def timed_engine(model: ModelConfig, chip: Chip, config: ServeConfig, fitted: Calibration | None) -> Engine:
+    """An engine with step times fitted to a recording, where there are some; ValueError for another platform's."""
+    if fitted is None:
+        return make_engine(model, chip, config)
+    if fitted.platform != chip.platform:
+        raise ValueError(f"the calibration is of a {fitted.platform}, {chip.title} is a {chip.platform}")
+    return make_engine(model, chip, config, cost=fitted.cost, host=fitted.host)
