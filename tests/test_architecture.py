@@ -128,7 +128,8 @@ def test_every_package_stands_in_the_layer_contract():
 def test_kernels_import_only_jax_and_themselves():
     allowed = sys.stdlib_module_names | {"jax", "jaxlib", "numpy", "pallas_kernels"}
     for path in (ROOT / "pallas_kernels").rglob("*.py"):
-        assert {name.partition(".")[0] for name in imported(path)} <= allowed, relative(path)
+        for_install = {"hatchling"} if path.name == "hatch_build.py" else set()  # never imported by the others
+        assert {name.partition(".")[0] for name in imported(path)} <= allowed | for_install, relative(path)
 
 
 def test_every_folder_of_code_is_a_package():
