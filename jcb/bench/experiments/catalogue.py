@@ -65,7 +65,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "long-prompt": Experiment(
         long_prompt,
         long_prompt.Sizes(
-            users=16, context=128, prompt=2048, answer=240, budgets=(1024, 512, 256, 128, 64), pool=None
+            users=16, context=128, prompt=4000, answer=240, budgets=(1024, 512, 256, 128, 64), pool=None
         ),
     ),
     "memory": Experiment(
