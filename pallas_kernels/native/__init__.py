@@ -14,6 +14,9 @@ from pallas_kernels.native.build import COMMAND, NotBuiltError, find_library
 HANDLERS: tuple[str, ...] = ("pallas_kernels_paged_attention", "pallas_kernels_quantized_dot")
 """Names of the handlers, each defined in an op's `cpu.cc`."""
 
+INSTRUCTION_SETS = ("", "avx512", "avx2", "plain")
+"""What a caller of a kernel may name, "" for the best; `processor.h` chooses."""
+
 
 def available() -> bool:
     """True when the library is there, built from the sources as they are, and registered."""
@@ -24,6 +27,12 @@ def register() -> None:
     """Registers the handlers with JAX, once. Raises NotImplementedError(why_not())."""
     if reason := why_not():
         raise NotImplementedError(reason)
+
+
+def check_instruction_set(name: str) -> None:
+    """Raises ValueError for one that is not among INSTRUCTION_SETS."""
+    if name not in INSTRUCTION_SETS:
+        raise ValueError(f"instruction_set={name!r} is not one of {INSTRUCTION_SETS}")
 
 
 @functools.cache

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "pallas_kernels/native/parallel.h"
+#include "pallas_kernels/native/processor.h"
 
 namespace pallas_kernels {
 namespace {
@@ -165,14 +166,10 @@ struct Kernels {
   void (*join)(const Softmax&, const Softmax&, int, int64_t);
 };
 
-// The best kernels that this processor runs, or those of `name`.
-Kernels Choose(const std::string& name) {
+Kernels KernelsFor(InstructionSet set) {
 #if defined(__x86_64__)
-  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (has_avx512 && (name.empty() || name == "avx512")) return {avx512::LoadQueries, avx512::Segment, avx512::Join};
-  if (has_avx2 && name != "plain") return {avx2::LoadQueries, avx2::Segment, avx2::Join};
+  if (set == InstructionSet::kAvx512) return {avx512::LoadQueries, avx512::Segment, avx512::Join};
+  if (set == InstructionSet::kAvx2) return {avx2::LoadQueries, avx2::Segment, avx2::Join};
 #endif
   return {plain::LoadQueries, plain::Segment, plain::Join};
 }
@@ -353,7 +350,7 @@ ffi::Error PagedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer
   const int64_t first = live ? cu[0] : 0, last = live ? cu[live] : 0;
   memset(p.out, 0, first * token_bytes);
   memset(static_cast<char*>(p.out) + last * token_bytes, 0, (p.tokens - last) * token_bytes);
-  Call(p, tiles, Choose(std::string(isa))).Run(pool);
+  Call(p, tiles, KernelsFor(Choose(isa))).Run(pool);
   if (const int64_t page = p.bad_page; page >= 0) {
     return ffi::Error::InvalidArgument("paged_attention: page " + std::to_string(page) + " is outside the cache of " +
                                        std::to_string(p.pages));

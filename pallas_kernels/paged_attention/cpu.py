@@ -14,7 +14,6 @@ from pallas_kernels.layout import KVLayout
 from pallas_kernels.quantise import fold_key_scale, fold_value_scale
 
 HANDLER = "pallas_kernels_paged_attention"
-INSTRUCTION_SETS = ("", "avx512", "avx2", "plain")
 
 
 def paged_attention(
@@ -43,8 +42,7 @@ def paged_attention(
     del max_q_len
     if reason := native.why_not() or _refuses(q, layout):
         raise NotImplementedError(reason)
-    if instruction_set not in INSTRUCTION_SETS:
-        raise ValueError(f"{instruction_set=} is not one of {INSTRUCTION_SETS}")
+    native.check_instruction_set(instruction_set)
     call = jax.ffi.ffi_call(HANDLER, jax.ShapeDtypeStruct(q.shape, q.dtype))
     indices = (jnp.asarray(x, jnp.int32) for x in (layer, page_table, kv_lens, cu_q_lens, num_seqs))
     out = call(

@@ -13,9 +13,12 @@
 #endif
 
 #include "pallas_kernels/native/parallel.h"
+#include "pallas_kernels/native/processor.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
+
+using pallas_kernels::InstructionSet;
 
 constexpr long kGroup = 16;  // outputs whose codes lie side by side
 constexpr long kBlock = 32;  // weights along `in` with one scale
@@ -115,14 +118,10 @@ ISA_TARGET inline Vector half(const uint16_t* from) {
 }  // namespace avx512
 #endif
 
-// The best that the processor has, or at most what `isa` names.
-Kernel choose(Format format, std::string_view isa) {
+Kernel kernel_for(Format format, InstructionSet set) {
 #if defined(__x86_64__)
-  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  if (wide && (isa.empty() || isa == "avx512")) return avx512::kernel(format);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") && isa != "plain")
-    return avx2::kernel(format);
+  if (set == InstructionSet::kAvx512) return avx512::kernel(format);
+  if (set == InstructionSet::kAvx2) return avx2::kernel(format);
 #endif
   return plain::kernel(format);
 }
@@ -141,7 +140,7 @@ ffi::Error quantized_dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Any
   };
   const Job job{of_layer(codes), of_layer(scales), reinterpret_cast<const uint16_t*>(of_layer(mins)),
                 x.typed_data(), y->typed_data(), x.dimensions()[0], x.dimensions()[1], y->dimensions()[1]};
-  const Kernel kernel = choose(static_cast<Format>(format), isa);
+  const Kernel kernel = kernel_for(static_cast<Format>(format), pallas_kernels::Choose(isa));
   const long groups = codes.dimensions()[1], pieces = 4 * std::max<long>(pool.num_threads(), 1);
   const long size = std::max<long>((groups / pieces + 3) / 4 * 4, 4);
   pallas_kernels::ParallelFor(pool, (groups + size - 1) / size, [&](int64_t piece) {

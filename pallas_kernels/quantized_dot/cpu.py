@@ -11,7 +11,6 @@ from pallas_kernels.packed import FORMATS
 from pallas_kernels.quantized_dot.weights import PackedWeights
 
 HANDLER = "pallas_kernels_quantized_dot"
-INSTRUCTION_SETS = ("", "avx512", "avx2", "plain")
 
 
 def quantized_dot(x: jax.Array, packed: PackedWeights, layer: jax.Array, *, instruction_set: str = "") -> jax.Array:
@@ -19,8 +18,7 @@ def quantized_dot(x: jax.Array, packed: PackedWeights, layer: jax.Array, *, inst
 
     Raises NotImplementedError where the C++ kernels are not built.
     """
-    if instruction_set not in INSTRUCTION_SETS:
-        raise ValueError(f"{instruction_set=} is not one of {INSTRUCTION_SETS}")
+    native.check_instruction_set(instruction_set)
     native.register()
     run = jax.ffi.ffi_call(HANDLER, jax.ShapeDtypeStruct((x.shape[0], packed.out), jnp.float32))
     format = np.int32(FORMATS.index(packed.format))

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels import native
+from pallas_kernels.native import INSTRUCTION_SETS
 from pallas_kernels.packed import FORMATS, PackedShape, pack
 from pallas_kernels.quantized_dot import PackedWeights, dequantise, quantized_dot, take_rows
 from pallas_kernels.quantized_dot.cases import CASES, Case, make
-from pallas_kernels.quantized_dot.cpu import INSTRUCTION_SETS
 from pallas_kernels.quantized_dot.cpu import quantized_dot as quantized_dot_cpu
 
 CPU = pytest.param("cpu", marks=pytest.mark.skipif(not native.available(), reason=native.why_not()))
