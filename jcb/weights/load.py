@@ -65,12 +65,6 @@ def load_params(
     return jax.tree.unflatten(structure, arrays)
 
 
-def _sources(spec: ParamSpec, source: Source) -> list[tuple[str, ...]]:
-    """Names per slice of the first axis (layers), or one slice for a parameter without layers."""
-    layers = range(spec.shape[0]) if spec.axes[0] == "layers" else range(1)
-    return [tuple(name.format(layer=layer) for name in source.names) for layer in layers]
-
-
 def _slice_shape(spec: ParamSpec) -> tuple[int, ...]:
     return spec.shape[1:] if spec.axes[0] == "layers" else spec.shape
 
@@ -81,7 +75,7 @@ def _check_total(checkpoint: NamedArrays, table: Table, specs: dict[str, ParamSp
     used: set[str] = set()
     for path, spec in specs.items():
         want = _slice_shape(spec)
-        for names in _sources(spec, table[path]):
+        for names in table[path].by_layer(spec.shape[0]):
             missing = [name for name in names if name not in available]
             if missing:
                 raise ModelLoadError(missing[0], f"the checkpoint lacks this tensor, needed for {path}")
@@ -101,7 +95,7 @@ def _read_param(checkpoint: NamedArrays, source: Source, spec: ParamSpec, dtype:
     """
     out = np.empty(spec.shape, dtype)
     slices = out if spec.axes[0] == "layers" else out[None]
-    for target, names in zip(slices, _sources(spec, source), strict=True):
+    for target, names in zip(slices, source.by_layer(spec.shape[0]), strict=True):
         if len(names) == 1:
             target[...] = _read_part(checkpoint, source, names[0], 0)
         else:
@@ -112,7 +106,7 @@ def _read_param(checkpoint: NamedArrays, source: Source, spec: ParamSpec, dtype:
 def _read_packed(checkpoint: NamedArrays, source: Source, spec: ParamSpec) -> PackedWeights:
     """One parameter as the file has it, its blocks only moved: values stay, and no dense copy is ever made."""
     host = spec.packed.empty()
-    for layer, names in enumerate(_sources(spec, source)):
+    for layer, names in enumerate(source.by_layer(spec.shape[0])):
         start = 0
         for index, name in enumerate(names):
             blocks = checkpoint.read_blocks(name)

@@ -17,6 +17,11 @@ class Source:
     names: tuple[str, ...]
     permuted: int = 0
 
+    def by_layer(self, num_layers: int) -> list[tuple[str, ...]]:
+        """The names with each layer filled in; once for a parameter without layers."""
+        layers = range(num_layers if "{layer}" in self.names[0] else 1)
+        return [tuple(name.format(layer=layer) for name in self.names) for layer in layers]
+
 
 Table = dict[str, Source]
 """Path of a parameter ("layers/w_qkv") to its source."""

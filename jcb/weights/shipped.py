@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import chain
 
 from jcb.checkpoint.reader import Checkpoint
 from jcb.config import ModelConfig
-from jcb.weights.names import TABLES, Source
+from jcb.weights.names import TABLES
 from pallas_kernels.packed import FORMATS
 
 
@@ -20,13 +21,8 @@ def shipped_config(checkpoint: Checkpoint) -> ModelConfig:
     available = set(checkpoint.names())
     found = []
     for path, source in table.items():
-        names = _names(source, config.num_layers)
+        names = chain.from_iterable(source.by_layer(config.num_layers))
         types = {checkpoint.tensor_type(name).lower() if name in available else "" for name in names}
         if len(types) == 1 and types <= set(FORMATS):
             found.append((path, *types))
     return dataclasses.replace(config, shipped=tuple(found))
-
-
-def _names(source: Source, num_layers: int) -> list[str]:
-    """Every tensor of a parameter, over all layers."""
-    return [name.format(layer=layer) for name in source.names for layer in range(num_layers if "{" in name else 1)]

@@ -46,14 +46,15 @@ def _hf_arrays(checkpoint: Checkpoint, dtype: np.dtype) -> Iterator[tuple[str, n
     theirs = TABLES["hf", config.architecture]
     have = set(checkpoint.names())
     for path, source in TABLES["gguf", config.architecture].items():
-        for layer in range(config.num_layers if path.startswith("layers/") else 1):
-            for index, name in enumerate(source.names):
-                if (name := name.format(layer=layer)) not in have:
+        layers = zip(source.by_layer(config.num_layers), theirs[path].by_layer(config.num_layers), strict=True)
+        for ours, named in layers:
+            for index, (name, target) in enumerate(zip(ours, named, strict=True)):
+                if name not in have:
                     continue
                 array = checkpoint.read(name)
                 if index < source.permuted:
                     array = unpermute(array, config.head_dim)
-                yield theirs[path].names[index].format(layer=layer), np.ascontiguousarray(array.astype(dtype))
+                yield target, np.ascontiguousarray(array.astype(dtype))
 
 
 def f16_gguf(source: Path, folder: Path) -> Path:
