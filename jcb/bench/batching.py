@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import random
-import statistics
 import sys
 import time
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from pathlib import Path
 import aiohttp
 
 from jcb.bench.server_process import metric, model_id, serving
+from jcb.bench.spread import spread
 
 MODES = ("paged", "static")
 MEAN, SHORTEST, LONGEST = 64, 8, 256
@@ -119,7 +119,8 @@ def ratios(cells: list[Cell], workload: str, other: str | None = None) -> list[f
 
 def show(name: str, values: list[float]) -> str:
     """Median with minimum and maximum."""
-    return f"{name}: {statistics.median(values):.2f} x (min {min(values):.2f}, max {max(values):.2f})"
+    median, least, most = spread(values)
+    return f"{name}: {median:.2f} x (min {least:.2f}, max {most:.2f})"
 
 
 def main(arguments: list[str] | None = None) -> int:

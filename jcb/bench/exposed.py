@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jcb.bench.offline import random_prompt
 from jcb.bench.rows import narrow_config
+from jcb.bench.spread import spread
 from jcb.engine.build import Engine, load_engine
 from jcb.engine.core import Executor
 from jcb.engine.output import OutputProcessor
@@ -42,9 +42,10 @@ def exposed_host(rows: int, *, blocks: int = 5, steps: int = 16, say: Callable[[
             host.append((engine.metrics.step_host_seconds.total - counted) / steps * 1e3)
     shares = [100 * (a - b) / a for a, b in zip(whole, alone, strict=True)]
     figures = {"step ms": whole, "device ms": alone, "host ms": host, "exposed %": shares}
-    for name, values in figures.items():
-        say(f"  {name:<12}{statistics.median(values):>9.2f}  ({min(values):.2f} … {max(values):.2f})")
-    return {"rows": rows} | {name: spread(values) for name, values in figures.items()}
+    spreads = {name: spread(values) for name, values in figures.items()}
+    for name, (median, least, most) in spreads.items():
+        say(f"  {name:<12}{median:>9.2f}  ({least:.2f} … {most:.2f})")
+    return {"rows": rows, **spreads}
 
 
 def seconds_of_steps(engine: Engine, plan: StepPlan, steps: int) -> float:
@@ -57,11 +58,6 @@ def seconds_of_steps(engine: Engine, plan: StepPlan, steps: int) -> float:
     seconds = time.perf_counter() - began
     executor.collect(queue.popleft())
     return seconds / steps
-
-
-def spread(values: Sequence[float]) -> list[float]:
-    """Median, least and most."""
-    return [statistics.median(values), min(values), max(values)]
 
 
 class Tap:

@@ -25,9 +25,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jcb.bench.exposed import seconds_of_steps, spread
+from jcb.bench.exposed import seconds_of_steps
 from jcb.bench.roofline import measure_roofline
 from jcb.bench.rows import PAGE_SIZE, Crowd, narrow_config
+from jcb.bench.spread import spread
 from jcb.config import Limits
 from jcb.engine.build import Engine, load_engine
 from jcb.simulate.shape import ModelShape

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import time
 import uuid
 
+from jcb.bench.spread import spread
 from jcb.engine.admission import make_requests
 from jcb.engine.llm import LLM
 from jcb.types import FinishReason, Grammar, Request, SamplingParams, Structured
@@ -53,7 +53,7 @@ def main() -> None:
             print("  ".join(f"{kind}: {found[-1]:7.2f} tokens/s" for kind, found in rates.items()), flush=True)
     for kind in ("free mates", "alone"):
         ratios = [a / b for a, b in zip(rates["guided mates"], rates[kind], strict=True)]
-        low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+        middle, low, high = spread(ratios)
         print(f"free rows beside guided mates / {kind}: {middle:.3f} ({low:.3f} to {high:.3f})")
 
 

@@ -118,6 +118,12 @@ def _shared(machine: Machine) -> dict[str, Any]:
     return {"threads": machine.threads, "max_model_len": machine.max_model_len, "max_num_seqs": SEATS}
 
 
+def _of_folder(machine: Machine, files: Files) -> dict[str, Any]:
+    """Settings of peers that read a Hugging Face folder."""
+    own = {"folder": str(files.folder), "dtype": machine.dtype, "max_num_batched_tokens": _BATCH_TOKENS}
+    return _shared(machine) | own
+
+
 def _env(machine: Machine) -> dict[str, str]:
     """No downloads, no statistics sent home, and as many threads as everybody."""
     count = str(machine.threads)
@@ -176,8 +182,7 @@ def _vllm(machine: Machine, files: Files) -> Peer:
         name="vllm",
         runner="vllm",
         environment="vllm",
-        settings=_shared(machine)
-        | {"folder": str(files.folder), "dtype": machine.dtype, "max_num_batched_tokens": _BATCH_TOKENS},
+        settings=_of_folder(machine, files),
         env=_env(machine)
         | {
             "VLLM_CPU_KVCACHE_SPACE": str(_CACHE_GIB),
@@ -216,8 +221,7 @@ def _transformers(machine: Machine, files: Files) -> Peer:
         name="transformers",
         runner="transformers",
         environment="transformers",
-        settings=_shared(machine)
-        | {"folder": str(files.folder), "dtype": machine.dtype, "max_num_batched_tokens": _BATCH_TOKENS},
+        settings=_of_folder(machine, files),
         env=_env(machine),
         no_server="its server is not measured",
     )

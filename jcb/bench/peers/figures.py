@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from jcb.bench.peers.cells import Cell
 from jcb.bench.peers.run import Run
+from jcb.bench.spread import spread
 
 PERCENTILES = (50, 99)
 
@@ -25,7 +25,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        return Spread(statistics.median(values), min(values), max(values))
+        return Spread(*spread(values))
 
     def show(self, form: str = ".0f") -> str:
         return f"{self.median:{form}} ({self.low:{form}} to {self.high:{form}})"

@@ -21,10 +21,10 @@ from typing import Any
 import aiohttp
 
 from jcb import config_file
-from jcb.bench.exposed import spread
 from jcb.bench.offline import Generator, random_prompt, throughput
 from jcb.bench.server_process import metric, model_id, serving
 from jcb.bench.serving.client import make_body, send
+from jcb.bench.spread import spread
 from jcb.config import ServeConfig
 
 Prompts = list[list[int]]
