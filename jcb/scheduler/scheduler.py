@@ -196,7 +196,7 @@ class Scheduler:
             self._plan_row(draft, record, q_len, charge)
         draft.promised += max(self._limits.pages_for(record.num_tokens) - len(record.pages), 0)
 
-    def _plan_row(self, draft: Draft, record: Record, q_len: int, charge: int = 1) -> None:
+    def _plan_row(self, draft: Draft, record: Record, q_len: int, charge: int = 0) -> None:
         """Give the record a row if its pages can be had, preempting younger ones for them (charge: `Draft.add`)."""
         missing = self._limits.pages_for(record.num_computed + q_len) - len(record.pages)
         if missing > 0:
