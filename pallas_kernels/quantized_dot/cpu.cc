@@ -141,8 +141,8 @@ ffi::Error quantized_dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Any
   const Job job{of_layer(codes), of_layer(scales), reinterpret_cast<const uint16_t*>(of_layer(mins)),
                 x.typed_data(), y->typed_data(), x.dimensions()[0], x.dimensions()[1], y->dimensions()[1]};
   const Kernel kernel = kernel_for(static_cast<Format>(format), pallas_kernels::Choose(isa));
-  const long groups = codes.dimensions()[1], pieces = 4 * std::max<long>(pool.num_threads(), 1);
-  const long size = std::max<long>((groups / pieces + 3) / 4 * 4, 4);
+  const long groups = codes.dimensions()[1], pieces = 16 * std::max<long>(pool.num_threads(), 1);
+  const long size = std::max<long>(groups / pieces, 2);
   pallas_kernels::ParallelFor(pool, (groups + size - 1) / size, [&](int64_t piece) {
     kernel(job, piece * size, std::min(groups, (piece + 1) * size));
   });

@@ -7,8 +7,7 @@
 // ways of walking keep that order, so a row's result never depends on how many rows there are.
 
 constexpr long kVectors = kGroup / LANES;  // vectors of one group of outputs
-constexpr long kTileBlocks = 8;            // blocks widened at a time: 16 KiB for a group
-constexpr long kTileGroups = 4;            // groups that share one pass over x
+constexpr long kTileBlocks = 9;            // blocks widened at a time: 18 KiB, which stay in the first cache
 constexpr long kFusedRows = 8;             // up to here weights are widened in registers, beyond it into a tile
 
 template <class T>
@@ -70,13 +69,15 @@ ISA_TARGET static void fused(const Job& job, long first) {
     for (int v = 0; v < V; ++v) blocks[v] = block<F>(job, first + v, i);
     const float* x = job.x + i * kBlock;
     for (long k = 0; k < 16; ++k) {
-      for (int v = 0; v < V; ++v) {
-        Vector low, high;
-        widen<F>(blocks[v], k, low, high);
-        for (int r = 0; r < R; ++r) {
-          sums[r][v] = fma(low, splat(x[r * job.in + k]), sums[r][v]);
-          sums[r][v] = fma(high, splat(x[r * job.in + k + 16]), sums[r][v]);
-        }
+      Vector low[V], high[V];
+      for (int v = 0; v < V; ++v) widen<F>(blocks[v], k, low[v], high[v]);
+      for (int r = 0; r < R; ++r) {
+        const Vector each = splat(x[r * job.in + k]);
+        for (int v = 0; v < V; ++v) sums[r][v] = fma(low[v], each, sums[r][v]);
+      }
+      for (int r = 0; r < R; ++r) {
+        const Vector each = splat(x[r * job.in + k + 16]);
+        for (int v = 0; v < V; ++v) sums[r][v] = fma(high[v], each, sums[r][v]);
       }
     }
   }
@@ -89,18 +90,42 @@ ISA_TARGET static void fused_rows(const Job& job, long first, long last) {
   if constexpr (R > 1) {
     if (job.rows < R) return fused_rows<F, R - 1>(job, first, last);
   }
-  constexpr int kWide = R <= 2 ? 4 : R <= 4 ? 2 : 1;  // about eight sums on their way hide the latency of fma
+  constexpr int kWide = R <= 4 ? 2 : 1;  // more sums would not stay in sixteen registers
   long vector = first * kVectors;
   for (; vector + kWide <= last * kVectors; vector += kWide) fused<F, R, kWide>(job, vector);
   for (; vector < last * kVectors; ++vector) fused<F, R, 1>(job, vector);
 }
 
-// R rows of x times one widened tile, added to sums[R][kGroup].
+// Blocks start ... start + blocks - 1 of a group as floats [32 * blocks, kGroup], in the order in which they are summed.
+template <Format F>
+ISA_TARGET static void widen_tile(const Job& job, long group, long start, long blocks, float* tile) {
+  for (long i = 0; i < blocks; ++i) {
+    Block b[kVectors];
+    for (int v = 0; v < kVectors; ++v) b[v] = block<F>(job, group * kVectors + v, start + i);
+    for (long k = 0; k < 16; ++k, tile += 2 * kGroup) {
+      for (int v = 0; v < kVectors; ++v) {
+        Vector low, high;
+        widen<F>(b[v], k, low, high);
+        std::memcpy(tile + v * LANES, &low, sizeof low);
+        std::memcpy(tile + kGroup + v * LANES, &high, sizeof high);
+      }
+    }
+  }
+}
+
+// Where rows of sums of one group are: `stride` floats apart.
+struct Sums {
+  float* first;
+  long stride;
+  float* at(long row, long vector) const { return first + row * stride + vector * LANES; }
+};
+
+// R rows of x times one tile, added to the sums of those rows, which begin at zero where `begins`.
 template <int R>
-ISA_TARGET static void multiply(const float* tile, long blocks, const float* x, long in, float* sums) {
+ISA_TARGET static void multiply(const float* tile, long blocks, const float* x, long in, Sums sums, bool begins) {
   Vector sum[R][kVectors];
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = load<Vector>(sums + r * kGroup + v * LANES);
+    for (int v = 0; v < kVectors; ++v) sum[r][v] = begins ? Vector{} : load<Vector>(sums.at(r, v));
   for (long i = 0; i < blocks; ++i, x += kBlock) {
     for (long k = 0; k < 16; ++k) {
       for (long half_block = 0; half_block < 32; half_block += 16, tile += kGroup) {
@@ -113,58 +138,49 @@ ISA_TARGET static void multiply(const float* tile, long blocks, const float* x, 
       }
     }
   }
-  for (int r = 0; r < R; ++r) std::memcpy(sums + r * kGroup, sum[r], sizeof sum[r]);
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) std::memcpy(sums.at(r, v), &sum[r][v], sizeof(Vector));
 }
 
 template <int R = TILE_ROWS>
-ISA_TARGET static void multiply_rows(long rows, const float* tile, long blocks, const float* x, long in, float* sums) {
-  for (; rows >= R; rows -= R, x += R * in, sums += R * kGroup) multiply<R>(tile, blocks, x, in, sums);
+ISA_TARGET static void multiply_rows(long rows, const float* tile, long blocks, const float* x, long in, Sums sums,
+                                     bool begins) {
   if constexpr (R > 1) {
-    if (rows) multiply_rows<R - 1>(rows, tile, blocks, x, in, sums);
+    if (rows < R) return multiply_rows<R - 1>(rows, tile, blocks, x, in, sums, begins);
   }
+  multiply<R>(tile, blocks, x, in, sums, begins);
 }
 
-// Up to kTileGroups groups: each piece of `in` is widened once and used by all rows.
+// One group: each piece of `in` is widened once and used by all rows while it is in the first cache.
 template <Format F>
-ISA_TARGET static void tiled(const Job& job, long first, long count) {
-  constexpr long kTile = kTileBlocks * kBlock * kGroup;
-  const std::unique_ptr<float[]> tiles(new float[kTileGroups * kTile]);
-  const std::unique_ptr<float[]> sums(new float[count * job.rows * kGroup]());
-  for (long start = 0; start < job.blocks(); start += kTileBlocks) {
-    const long blocks = std::min(kTileBlocks, job.blocks() - start);
-    for (long g = 0; g < count; ++g) {
-      for (long i = 0; i < blocks; ++i) {
-        for (long v = 0; v < kVectors; ++v) {
-          const Block b = block<F>(job, (first + g) * kVectors + v, start + i);
-          float* to = &tiles[g * kTile] + i * kBlock * kGroup + v * LANES;
-          for (long k = 0; k < 16; ++k, to += 2 * kGroup) {
-            Vector low, high;
-            widen<F>(b, k, low, high);
-            std::memcpy(to, &low, sizeof low);
-            std::memcpy(to + kGroup, &high, sizeof high);
-          }
-        }
-      }
+ISA_TARGET static void tiled(const Job& job, long group, float* tile, float* partial) {
+  const bool is_whole = (group + 1) * kGroup <= job.out;  // the last group may lack outputs
+  const Sums sums = is_whole ? Sums{job.y + group * kGroup, job.out} : Sums{partial, kGroup};
+  const long slabs = (job.blocks() + kTileBlocks - 1) / kTileBlocks;
+  for (long slab = 0, start = 0; slab < slabs; ++slab) {
+    const long blocks = (job.blocks() - start + slabs - slab - 1) / (slabs - slab);
+    widen_tile<F>(job, group, start, blocks, tile);
+    long row = 0;
+    for (long left = (job.rows + TILE_ROWS - 1) / TILE_ROWS; left > 0; --left) {
+      const long rows = (job.rows - row + left - 1) / left;  // as equal as can be: small tiles are slow
+      const Sums of_rows{sums.at(row, 0), sums.stride};
+      multiply_rows(rows, tile, blocks, job.x + row * job.in + start * kBlock, job.in, of_rows, start == 0);
+      row += rows;
     }
-    for (long row = 0; row < job.rows; row += TILE_ROWS) {
-      const long rows = std::min<long>(TILE_ROWS, job.rows - row);
-      for (long g = 0; g < count; ++g) {
-        const float* x = job.x + row * job.in + start * kBlock;
-        multiply_rows(rows, &tiles[g * kTile], blocks, x, job.in, &sums[(g * job.rows + row) * kGroup]);
-      }
-    }
+    start += blocks;
   }
+  if (is_whole) return;
   for (long row = 0; row < job.rows; ++row)
-    for (long g = 0; g < count; ++g)
-      for (long v = 0; v < kVectors; ++v)
-        store(job, row, (first + g) * kVectors + v, load<Vector>(&sums[(g * job.rows + row) * kGroup + v * LANES]));
+    for (long v = 0; v < kVectors; ++v) store(job, row, group * kVectors + v, load<Vector>(sums.at(row, v)));
 }
 
 // Outputs of the groups first ... last - 1.
 template <Format F>
 ISA_TARGET static void groups(const Job& job, long first, long last) {
   if (job.rows <= kFusedRows) return fused_rows<F>(job, first, last);
-  for (; first < last; first += kTileGroups) tiled<F>(job, first, std::min(kTileGroups, last - first));
+  const std::unique_ptr<float[]> tile(new float[kTileBlocks * kBlock * kGroup]);
+  const std::unique_ptr<float[]> partial(new float[last * kGroup > job.out ? job.rows * kGroup : 0]);
+  for (; first < last; ++first) tiled<F>(job, first, tile.get(), partial.get());
 }
 
 ISA_TARGET static Kernel kernel(Format format) {
