@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pallas_kernels.paged_attention.cases import CASES, Case, make, make_options
 from pallas_kernels.paged_attention.tpu import paged_attention
 from pallas_kernels.paged_attention.tpu.kernel import Blocks
+from tests.pallas_kernels.paged_attention.drawn import ragged, with_a_long_one
 from tests.pallas_kernels.paged_attention.test_paged_attention import TOLERANCE, dense_oracle
 from tests.pallas_kernels.tpu_interpreter import interpreted_tpu
 
@@ -67,13 +68,6 @@ def test_default_blocks_give_the_same(name):
     check(case, blocks={})
 
 
-def ragged(max_rows: int, max_q: int, max_kv: int):
-    """Batches as lists of (q_len, kv_len)."""
-    decode = st.tuples(st.just(1), st.integers(1, max_kv))
-    chunk = st.tuples(st.integers(1, max_q), st.integers(0, max_kv - max_q)).map(lambda qc: (qc[0], qc[0] + qc[1]))
-    return st.lists(decode | chunk, max_size=max_rows)
-
-
 SHAPES = st.fixed_dictionaries(
     {
         "kv_heads": st.integers(1, 4),
@@ -96,15 +90,6 @@ def drawn_case(rows, group: int, shape: dict, spare: int) -> Case:
 @given(rows=ragged(5, 40, 300), group=st.integers(1, 8), shape=SHAPES, spare=st.integers(0, 3), seed=st.integers(0, 99))
 def test_drawn_batches_equal_dense_attention(rows, group, shape, spare, seed):
     check(drawn_case(rows, group, shape, max(spare, not rows)), seed)
-
-
-def with_a_long_one(max_rows: int, max_q: int, max_kv: int):
-    """Up to `max_rows` short rows with one of any length among them: the interpreter takes a second for 100 pages."""
-    long = st.integers(1, max_q).flatmap(lambda q: st.tuples(st.just(q), st.integers(q, max_kv)))
-    few = st.lists(long, max_size=1)
-    return st.tuples(ragged(max_rows - 1, 3, 80), few, st.integers(0, max_rows)).map(
-        lambda drawn: [*drawn[0][: drawn[2]], *drawn[1], *drawn[0][drawn[2] :]]
-    )
 
 
 @pytest.mark.slow
