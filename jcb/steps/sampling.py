@@ -35,12 +35,17 @@ def sample(logits: jax.Array, rows: Rows, positions: jax.Array, state: DeviceSta
     """One token for each row of f32[R, V] logits. positions: i32[R], where the new token will stand."""
     normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     changes = jnp.any(rows.has(USES_BIAS | USES_PENALTIES | SUPPRESSES_STOP | USES_MASK))
-    adjusted = jax.lax.cond(changes, lambda x: change(x, rows, state), lambda x: x, logits)
-    best = jnp.argmax(adjusted, axis=-1).astype(jnp.int32)
-    random = rows.temperature > 0
-    token_ids = jax.lax.cond(
-        jnp.any(random), lambda x: jnp.where(random, draw(x, rows, positions), best), lambda x: best, adjusted
-    )
+    draws = jnp.any(rows.temperature > 0)
+
+    def pick(logits: jax.Array) -> jax.Array:
+        adjusted = jax.lax.cond(changes, lambda x: change(x, rows, state), lambda x: x, logits)
+        best = _best(adjusted)
+        random = rows.temperature > 0
+        return jax.lax.cond(
+            draws, lambda x: jnp.where(random, draw(x, rows, positions), best), lambda x: best, adjusted
+        )
+
+    token_ids = jax.lax.cond(changes | draws, pick, _best, logits)  # else no second array of logits is made
     logprobs = jnp.take_along_axis(logits, token_ids[:, None], axis=-1) - normaliser
     nothing = jnp.zeros((logits.shape[0], MAX_LOGPROBS))
     top_ids, top_logprobs = jax.lax.cond(
@@ -51,6 +56,11 @@ def sample(logits: jax.Array, rows: Rows, positions: jax.Array, state: DeviceSta
     )
     finite = jnp.isfinite(normaliser[:, 0]) & jnp.isfinite(logprobs[:, 0])
     return Sampled(token_ids, logprobs[:, 0], top_ids, top_logprobs, finite)
+
+
+def _best(logits: jax.Array) -> jax.Array:
+    """i32[R]: the likeliest ids."""
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
 def top_alternatives(logits: jax.Array, normaliser: jax.Array) -> tuple[jax.Array, jax.Array]:
