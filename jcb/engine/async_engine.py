@@ -162,6 +162,13 @@ class AsyncEngine:
             raise
         return stream
 
+    def check_room(self) -> None:
+        """RequestError 429 when the queue is too full for any request whatever: `submit` would refuse it too.
+
+        It spares what is full already the work of reading what it refuses.
+        """
+        self._check_room(1, 1)
+
     async def turn(self, changes: Mapping[str, Any]) -> SchedulerConfig:
         """Changes knobs between two steps, all or none; RequestError 400 for a value outside its bounds."""
         self._check_open()
@@ -230,9 +237,16 @@ class AsyncEngine:
             return
         check_priority(self._scheduler_config, requests[0].priority)
         check_can_ever_queue(self._scheduler_config, self.info.limits, requests)
-        waiting = int(self.metrics.num_requests_waiting.value) + self._engine.num_in_inbox
+        self._check_room(len(requests), sum(len(request.prompt_token_ids) for request in requests))
+
+    def _check_room(self, count: int, prompt_tokens: int) -> None:
+        config, limits, scheduler = self._scheduler_config, self.info.limits, self.core.scheduler
+        if config is None or limits is None:
+            return
+        waiting = scheduler.num_waiting + self._engine.num_in_inbox
+        tokens = scheduler.num_waiting_tokens + self._engine.tokens_in_inbox
         try:
-            check_queue(self._scheduler_config, self.info.limits, requests[-1], waiting, 0, ahead=len(requests) - 1)
+            check_queue(config, limits, waiting, tokens, count=count, prompt_tokens=prompt_tokens)
         except RequestError:
             self.metrics.admission_rejections.inc()
             raise

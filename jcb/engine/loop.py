@@ -92,6 +92,7 @@ class EngineLoop:
         self._taken: list[Command] = []  # out of the inbox and not carried out yet
         self._is_checked = True  # since the last request
         self.num_in_inbox = 0  # requests, not commands
+        self.tokens_in_inbox = 0  # of their prompts
         self.last_progress = 0.0
         self.error: BaseException | None = None
 
@@ -128,6 +129,7 @@ class EngineLoop:
             self._inbox.append(command)
             if isinstance(command, Add):
                 self.num_in_inbox += len(command.requests)
+                self.tokens_in_inbox += sum(len(request.prompt_token_ids) for request in command.requests)
             self._wake.notify()
 
     def stop(self, timeout: float) -> bool:
@@ -172,7 +174,7 @@ class EngineLoop:
             if self._stopping:
                 return None
             commands, self._inbox = self._inbox, []
-            self.num_in_inbox = 0
+            self.num_in_inbox = self.tokens_in_inbox = 0
             self._busy = bool(commands) or self._core.has_work
             if self._busy:
                 self._is_checked = False

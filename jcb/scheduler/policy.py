@@ -112,14 +112,14 @@ def check_can_ever_queue(config: SchedulerConfig, limits: Limits, requests: Sequ
 
 
 def check_queue(
-    config: SchedulerConfig, limits: Limits, request: Request, waiting: int, tokens: int, ahead: int = 0
+    config: SchedulerConfig, limits: Limits, waiting: int, tokens: int, *, count: int = 1, prompt_tokens: int = 1
 ) -> None:
-    """RequestError 429 when `waiting` requests with `tokens` prompt tokens leave no room for one more.
+    """RequestError 429 when `waiting` requests with `tokens` prompt tokens leave no room for `count` more.
 
-    ahead: others of the same caller that would queue before it.
+    prompt_tokens: of these together; without it the least that anybody can ask for.
     """
     most, most_tokens = _queue_size(config, limits)
-    if waiting + ahead < most and (waiting == 0 or tokens + len(request.prompt_token_ids) <= most_tokens):
+    if waiting + count <= most and (waiting + count == 1 or tokens + prompt_tokens <= most_tokens):
         return
     raise RequestError(
         f"the queue is full: {waiting:,} requests with {tokens:,} prompt tokens are waiting",

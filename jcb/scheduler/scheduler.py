@@ -87,13 +87,18 @@ class Scheduler:
     def num_waiting(self) -> int:
         return self._roster.num_waiting
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of those that wait."""
+        return self._roster.num_waiting_tokens
+
     def add(self, request: Request, now: float) -> None:
         """Queue a request. RequestError 400 when it can never be served, 429 when the queue is full."""
         if self._roster.get(request.request_id) is not None:
             raise RequestError("a request with this id is being served", param="request_id", code="duplicate_request")
         policy.check_can_ever_fit(request, self._limits)
-        waiting, tokens = self._roster.num_waiting, self._roster.num_waiting_tokens
-        policy.check_queue(self.config, self._limits, request, waiting, tokens)
+        size = len(request.prompt_token_ids)
+        policy.check_queue(self.config, self._limits, self.num_waiting, self.num_waiting_tokens, prompt_tokens=size)
         self._num_added += 1
         record = Record(
             request,

@@ -13,15 +13,19 @@ from jcb.types import RequestError
 MAX_DEPTH = 64
 
 
-async def read_object(request: web.Request, seconds: float) -> dict[str, Any]:
-    """The body's JSON object, `seconds` to arrive. Top-level nulls are left out: null means not given."""
+async def read_body(request: web.Request, seconds: float) -> bytes:
+    """The body's bytes, `seconds` to arrive; RequestError 408 or 400, HTTPException 413."""
     try:
         async with asyncio.timeout(seconds):
-            raw = await request.read()
+            return await request.read()
     except TimeoutError:
         raise RequestError("the body did not arrive in time", status=408, code="body_timeout") from None
     except web.RequestPayloadError:
         raise RequestError("the body is not encoded as its headers say", code="invalid_encoding") from None
+
+
+def decode_object(raw: bytes) -> dict[str, Any]:
+    """`raw` as a JSON object. Top-level nulls are left out: null means not given."""
     body = decode(raw)
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object", code="invalid_json")

@@ -24,7 +24,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
     service = request.app[SERVICE]
     served = service.require()
-    body = await ChatBody.read(request, service)
+    body = await ChatBody.read(request, service, before=served.engine.check_room)
     check_stream(body)
     check_labels(request, body)
     tools = tool_use(body, served)

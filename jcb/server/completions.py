@@ -25,7 +25,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     """Completes text or token ids."""
     service = request.app[SERVICE]
     served = service.require()
-    body = await CompletionBody.read(request, service)
+    body = await CompletionBody.read(request, service, before=served.engine.check_room)
     check_stream(body)
     check_labels(request, body)
     prompts = parse_prompts(body.prompt, body.n)

@@ -24,7 +24,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     """Answers a text or a conversation."""
     service = request.app[SERVICE]
     served = service.require()
-    body = await ResponsesBody.read(request, service)
+    body = await ResponsesBody.read(request, service, before=served.engine.check_room)
     params = response_params(body, served.defaults)
     ids = await encode_messages(served, body.messages(), body.template_options())
     stream = await served.engine.submit([ids], params, namespace=f"{request[TENANT]}/")

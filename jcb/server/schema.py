@@ -6,7 +6,7 @@ for `jcb.server.fields`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from aiohttp import web
@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from jcb.engine.admission import MAX_N, MAX_STOP_STRING_CHARS, MAX_STOP_STRINGS
-from jcb.server.body import read_object
+from jcb.server.body import decode_object, read_body
 from jcb.server.fields import check_extra
 from jcb.server.service import Service
 from jcb.server.structured import StructuredFields
@@ -124,9 +124,15 @@ class Body(BaseModel):
     model: str | None = None
 
     @classmethod
-    async def read(cls, request: web.Request, service: Service) -> Self:
-        """The checked body of `request`, or RequestError."""
-        values = await read_object(request, service.config.body_seconds)
+    async def read(cls, request: web.Request, service: Service, *, before: Callable[[], None] | None = None) -> Self:
+        """The checked body of `request`, or RequestError.
+
+        before: called once the body has arrived, before anything is made of it; raises what refuses it unread.
+        """
+        raw = await read_body(request, service.config.body_seconds)
+        if before is not None:
+            before()
+        values = decode_object(raw)
         body = cls.parse(values)
         check_extra(request, service, body.extra_fields(), cls.model_fields)
         service.check_model(body.model)

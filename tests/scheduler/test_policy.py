@@ -63,23 +63,21 @@ def test_without_a_limit_of_its_own_a_request_gets_what_pool_and_model_hold():
 
 def test_the_queue_is_bounded_in_requests_and_tokens():
     config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8, max_queued=3, max_queued_tokens=100)
-    request = make_request("a", [1] * 40)
-    policy.check_queue(config, LIMITS, request, waiting=2, tokens=60)
-    policy.check_queue(config, LIMITS, make_request("a", [1] * 120), waiting=0, tokens=0)
+    policy.check_queue(config, LIMITS, waiting=2, tokens=60, prompt_tokens=40)
+    policy.check_queue(config, LIMITS, waiting=0, tokens=0, prompt_tokens=120)
     for waiting, tokens in ((3, 10), (1, 61)):
         with pytest.raises(RequestError, match="queue is full") as caught:
-            policy.check_queue(config, LIMITS, request, waiting, tokens)
+            policy.check_queue(config, LIMITS, waiting, tokens, prompt_tokens=40)
         assert caught.value.status == 429
         assert caught.value.retry_after > 0
 
 
 def test_the_queue_is_bounded_by_default():
     config = SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8)
-    request = make_request("a", [1])
-    policy.check_queue(config, LIMITS, request, waiting=63, tokens=8 * 128 - 1)
+    policy.check_queue(config, LIMITS, waiting=63, tokens=8 * 128 - 1)
     for waiting, tokens in ((64, 0), (1, 8 * 128)):
         with pytest.raises(RequestError):
-            policy.check_queue(config, LIMITS, request, waiting, tokens)
+            policy.check_queue(config, LIMITS, waiting, tokens)
 
 
 @pytest.mark.parametrize(

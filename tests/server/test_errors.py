@@ -93,6 +93,80 @@ async def test_a_refusal_takes_less_than_50_ms_while_a_step_takes_300(start_serv
     assert [status for status, _ in await asyncio.gather(*running)] == [200, 200]
 
 
+async def _fill(server, prompts):
+    """Starts completions of `prompts`, one after another, each longer than a test."""
+    running = []
+    for prompt in prompts:
+        body = C | {"prompt": prompt, "max_tokens": 8, "ignore_eos": True}
+        running.append(asyncio.create_task(server.post(COMPLETIONS, body)))
+        await asyncio.sleep(0.25)
+    return running
+
+
+@pytest.mark.parametrize("route", [COMPLETIONS, CHAT, "/v1/responses"])
+async def test_a_full_queue_makes_nothing_of_a_body_but_holds_its_limits(start_server, route):
+    server = await start_server(max_num_seqs=1, max_queued=1)
+    server.executor.step_seconds = 0.2
+    running = await _fill(server, ["a", "b"])
+    label = {"X-Request-Id": "mine"}
+    async with server.session.post(server.url + route, data=b"{not JSON", headers=label) as response:
+        assert (response.status, response.headers["Retry-After"]) == (429, "1")
+        assert response.headers["X-Request-Id"] == "mine"
+        assert check_error(await response.json())["code"] == "queue_full"
+    async with server.session.post(server.url + route, data=io.BytesIO(b" " * (4 * 1024 * 1024 + 1))) as response:
+        assert response.status == 413
+    assert server.async_engine.metrics.admission_rejections.value == 1
+    assert [status for status, _ in await asyncio.gather(*running)] == [200, 200]
+    async with server.session.post(server.url + route, data=b"{not JSON") as response:
+        assert response.status == 400
+    await server.settle()
+
+
+async def test_a_connection_goes_on_after_a_refusal(start_server):
+    server = await start_server(max_num_seqs=1, max_queued=1)
+    server.executor.step_seconds = 0.2
+    running = await _fill(server, ["a", "b"])
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.listener.port)
+    body = json.dumps(C | {"max_tokens": 1}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    async def answer():
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower().splitlines()
+        assert "connection: close" not in lines
+        length = next(int(line.split(":")[1]) for line in lines if line.startswith("content-length"))
+        return lines[0].split()[1], json.loads(await reader.readexactly(length))
+
+    for pieces in ([head + body], [head, body[:9], body[9:]], [head + body + head, body]):
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.02)
+        for _ in range(sum(piece.count(b"POST") for piece in pieces)):
+            status, refused_one = await answer()
+            assert (status, refused_one["error"]["code"]) == ("429", "queue_full")
+    await asyncio.gather(*running)
+    writer.write(head + body)
+    assert (await answer())[0] == "200"
+    writer.close()
+    await server.settle()
+
+
+async def test_a_queue_full_of_tokens_refuses_within_50_ms_while_a_step_takes_300(start_server):
+    server = await start_server(max_num_seqs=1, max_queued=9, max_queued_tokens=40)
+    server.executor.step_seconds = 0.3
+    running = await _fill(server, ["a", "b" * 30])
+    seconds = []
+    for _ in range(5):
+        began = time.monotonic()
+        status, answer = await server.post(COMPLETIONS, C | {"prompt": "c" * 11, "max_tokens": 1})
+        seconds.append(time.monotonic() - began)
+        assert status == 429
+        assert "1 requests with 30 prompt tokens" in answer["error"]["message"]
+    assert sorted(seconds)[2] < 0.05, seconds  # one may meet a pause of the machine
+    running += await _fill(server, ["c" * 10])
+    assert [status for status, _ in await asyncio.gather(*running)] == [200, 200, 200]
+    await server.settle()
+
+
 async def test_a_prompt_that_never_fits_is_refused_with_the_numbers(start_server):
     server = await start_server(num_pages=9, max_model_len=256)
     error = await refused(server, COMPLETIONS, {"prompt": [97] * 100, "max_tokens": 1})
