@@ -6,6 +6,11 @@ First `--streams` streams for `--seconds`; one in twenty of the finished request
 give the same tokens (an unlike one counts as wrong unless two candidates were as good as tied where they part).
 Then requests arrive ten times as fast as the server can answer; what it answers must not fall behind what it answers
 when just full, and those it cannot take must hear so at once. Exit status 1 when any of that does not hold.
+
+Client and server share this machine's cores, and a client's work would in reality be another machine's: both phases
+of the second part ask through `jcb.bench.plain_http`, whose requests cost a small part of what aiohttp's do, and the
+client runs on uvloop. They last equally long and draw the same bodies; tokens are those that the server generates
+in the last three quarters of a phase, by its own counter: each belongs to an answer, since none may fail.
 """
 
 from __future__ import annotations
@@ -21,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import uvloop
 
-from jcb.bench.server_process import metric, model_id, serving
+from jcb.bench.plain_http import PlainClient
+from jcb.bench.server_process import metric, metric_of, model_id, serving
 
 REPLAYED = 0.05
 TIE_NATS = 1e-3
@@ -77,9 +84,11 @@ class Caller:
     """Sends requests to one server."""
 
     def __init__(self, url: str, model: str, session: aiohttp.ClientSession, seed: int = 0) -> None:
-        self._url = f"{url}/v1/completions"
+        self.server = url
+        self._url = f"{url}{PATH}"
         self._model = model
         self._session = session
+        self._seed = seed
         self._rng = random.Random(seed)
 
     def body(self, longest: int = 64) -> dict[str, Any]:
@@ -88,6 +97,10 @@ class Caller:
         prompt = " ".join(rng.choice(WORDS) for _ in range(rng.randint(4, 40)))
         fields = {"model": self._model, "prompt": prompt, "max_tokens": rng.randint(4, longest), "ignore_eos": True}
         return fields | {"temperature": rng.choice((0.0, 1.0)), "seed": rng.getrandbits(31), "return_token_ids": True}
+
+    def again(self) -> Caller:
+        """One that draws the same bodies from the first on."""
+        return Caller(self.server, self._model, self._session, self._seed)
 
     async def stream(self, body: dict[str, Any]) -> list[int]:
         """Token ids of a streamed answer; RuntimeError with the reason unless it is whole."""
@@ -152,54 +165,74 @@ async def _replay(caller: Caller, sample: Sample) -> str:
 
 async def run_overload(caller: Caller, slots: int, seconds: float) -> OverloadResult:
     """The rate of a server that is just full, then `OVERLOAD` times as many requests as it can answer."""
-    full, calm = Finished(), time.monotonic() + seconds
-
-    async def loop() -> None:
-        while time.monotonic() < calm:
-            full.add(*await caller.whole(caller.body(32)))
-
-    await asyncio.gather(*[loop() for _ in range(2 * slots)])
-    peak, asked = full.rates(calm - seconds, seconds)
-    crowd, began, tasks = Finished(), time.monotonic(), []
-
-    async def one() -> None:
-        crowd.add(*await caller.whole(caller.body(32)))
-
-    while (now := time.monotonic()) < began + seconds:
-        while len(tasks) < OVERLOAD * asked * (now - began):
-            tasks.append(asyncio.create_task(one()))
-        await asyncio.sleep(0.005)
-    await asyncio.gather(*tasks)
+    async with PlainClient(caller.server) as client:
+        full = Phase(client, caller, seconds)
+        await asyncio.gather(full.rate(), *[full.loop() for _ in range(2 * slots)])
+        if not full.answers_a_second():
+            raise RuntimeError(f"nothing was answered in {seconds:g} s: ask for longer with --overload-seconds")
+        crowd = Phase(client, caller, seconds)
+        tasks = await crowd.arrivals(OVERLOAD * full.answers_a_second())
     refusals = sorted(crowd.refusals)
     return OverloadResult(
-        peak_rate=peak,
-        goodput=crowd.rates(began, seconds)[0],
+        peak_rate=full.tokens_a_second,
+        goodput=crowd.tokens_a_second,
         answered=len(crowd.answers),
         refused=len(refusals),
-        failed=len(tasks) - len(crowd.answers) - len(refusals),
+        failed=tasks - len(crowd.answers) - len(refusals),
         refusal_p50=_quantile(refusals, 0.5),
         refusal_p99=_quantile(refusals, 0.99),
     )
 
 
-class Finished:
-    """Requests as they end: when and with how many tokens, or after how long they were refused."""
+class Phase:
+    """Requests for `seconds` from now, the same ones in every phase: when they were answered, or how soon refused."""
 
-    def __init__(self) -> None:
-        self.answers: list[tuple[float, int]] = []
+    def __init__(self, client: PlainClient, caller: Caller, seconds: float) -> None:
+        self.answers: list[float] = []
         self.refusals: list[float] = []
+        self.tokens_a_second = 0.0
+        self._client, self._caller, self._seconds = client, caller.again(), seconds
+        self._began = time.monotonic()
 
-    def add(self, status: int, took: float, answer: Any) -> None:
-        """One more."""
+    async def loop(self) -> None:
+        """One request after another."""
+        while time.monotonic() < self._began + self._seconds:
+            await self.one()
+
+    async def arrivals(self, rate: float) -> int:
+        """`rate` requests a second, however many are answered; how many there were, once all have ended."""
+        counting, tasks = asyncio.create_task(self.rate()), []
+        while (now := time.monotonic()) < self._began + self._seconds:
+            while len(tasks) < rate * (now - self._began):
+                tasks.append(asyncio.create_task(self.one()))
+            await asyncio.sleep(max(0.001, self._began + len(tasks) / rate - now))
+        await asyncio.gather(counting, *tasks)
+        return len(tasks)
+
+    async def one(self) -> None:
+        """Asks one and notes what became of it."""
+        body, began = json.dumps(self._caller.body(32)).encode(), time.perf_counter()
+        status, _ = await self._client.post(PATH, body)
         if status == 200:
-            self.answers.append((time.monotonic(), answer["usage"]["completion_tokens"]))
+            self.answers.append(time.monotonic())
         elif status == 429:
-            self.refusals.append(took)
+            self.refusals.append(time.perf_counter() - began)
 
-    def rates(self, began: float, seconds: float) -> tuple[float, float]:
-        """Tokens and answers a second, between the first quarter of the time and its end."""
-        counted = [n for when, n in self.answers if began + seconds / 4 <= when <= began + seconds]
-        return sum(counted) / (0.75 * seconds), len(counted) / (0.75 * seconds)
+    async def rate(self) -> None:
+        """Tokens that the server generates a second, between the first quarter of the time and its end."""
+        await asyncio.sleep(self._seconds / 4)
+        before, began = await self._tokens(), time.monotonic()
+        await asyncio.sleep(self._began + self._seconds - began)
+        self.tokens_a_second = (await self._tokens() - before) / (time.monotonic() - began)
+
+    def answers_a_second(self) -> float:
+        """Between the first quarter of the time and its end."""
+        first, end = self._began + self._seconds / 4, self._began + self._seconds
+        return sum(first <= when <= end for when in self.answers) / (end - first)
+
+    async def _tokens(self) -> float:
+        _, page = await self._client.get("/metrics")
+        return metric_of(page.decode(), "jcb:generation_tokens_total")
 
 
 def _quantile(ascending: list[float], part: float) -> float:
@@ -235,13 +268,14 @@ def main() -> int:
     settings += ["--set", "server.max_connections_per_peer=2048", "--set", "scheduler.queue_timeout=600"]
     settings += ["--set", f"scheduler.max_queued={max(4 * options.slots, options.streams)}"]
     with serving(settings) as url:
-        figures = asyncio.run(run(url, options))
+        figures = asyncio.run(run(url, options), loop_factory=uvloop.Loop)
     if options.output:
         options.output.write_text(json.dumps(figures, indent=1) + "\n")
     print("everything holds" if figures["good"] else f"something does not hold: {figures}")
     return 0 if figures["good"] else 1
 
 
+PATH = "/v1/completions"
 LEFT = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "compiles_after_ready_total")
 WORDS = ("the", "a", "red", "old", "quick", "river", "house", "said", "went", "under", "light", "but", "why", "moon")
 

@@ -82,7 +82,12 @@ def _wait_until_ready(process: subprocess.Popen[str], url: str, deadline: float)
 def metric(url: str, name: str) -> float:
     """The sum of a metric's samples on the server's /metrics page."""
     with urllib.request.urlopen(f"{url}/metrics") as page:
-        lines = page.read().decode().splitlines()
+        return metric_of(page.read().decode(), name)
+
+
+def metric_of(page: str, name: str) -> float:
+    """The same of a page at hand."""
+    lines = page.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
 

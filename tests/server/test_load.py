@@ -1,8 +1,11 @@
 """The load script finds what it looks for."""
 
+import asyncio
+
 import pytest
 
-from jcb.bench.load import Caller, Finished, OverloadResult, Sample, _quantile, _replay, run_overload, run_streams
+from jcb.bench.load import Caller, OverloadResult, Phase, Sample, _quantile, _replay, run_overload, run_streams
+from jcb.bench.plain_http import PlainClient
 from jcb.config import ServerConfig
 
 pytestmark = pytest.mark.usefixtures("scripted")
@@ -53,7 +56,23 @@ def test_what_counts_as_good():
     assert _quantile([], 0.5) == 0.0
 
 
-def test_rates_leave_out_the_start_and_the_end():
-    finished = Finished()
-    finished.answers = [(9.0, 100), (10.5, 100), (11.0, 6), (13.9, 3), (14.1, 100)]
-    assert finished.rates(10.0, 4.0) == (3.0, 2 / 3)
+async def test_rates_leave_out_the_start_and_the_end(server):
+    async with PlainClient(server.url) as client:
+        phase = Phase(client, Caller(server.url, "fake", server.session), seconds=0.4)
+        server.async_engine.metrics.generation_tokens.inc(500)
+        counting = asyncio.create_task(phase.rate())
+        await asyncio.sleep(0.25)
+        server.async_engine.metrics.generation_tokens.inc(30)
+        await counting
+    assert 30 < phase.tokens_a_second < 200  # the 500 from before would be at least 1,000
+    phase._began, phase._seconds = 10.0, 4.0
+    phase.answers = [9.0, 10.5, 11.0, 13.9, 14.1]
+    assert phase.answers_a_second() == 2 / 3
+
+
+def test_phases_draw_the_same_bodies():
+    caller = Caller("http://127.0.0.1:1", "fake", None, seed=3)
+    first = [caller.body(32) for _ in range(5)]
+    again = caller.again()
+    assert [again.body(32) for _ in range(5)] == first
+    assert len({body["prompt"] for body in first}) == 5
