@@ -20,15 +20,12 @@ from pallas_kernels.paged_attention.gpu.attend import attend
 from pallas_kernels.paged_attention.gpu.blocks import ROWS, Blocks, candidates, current_gpu, default_blocks
 from pallas_kernels.paged_attention.gpu.combine import combine
 from pallas_kernels.paged_attention.gpu.compute import LOG2E
-from pallas_kernels.paged_attention.gpu.kernel import Kernel
+from pallas_kernels.paged_attention.gpu.kernel import Kernel, tile_tokens, token_rows
 from pallas_kernels.paged_attention.gpu.work import decode_work, prefill_work
 from pallas_kernels.quantise import fold_key_scale, fold_value_scale
 from pallas_kernels.tuning import Phase, ShapeClass, tuned_blocks
 
 __all__ = ("Blocks", "candidates", "default_blocks", "paged_attention")
-
-_TILE_ROWS = 8
-"""Query rows of one swizzle tile: the array that tiles are copied from must be whole ones."""
 
 
 def paged_attention(
@@ -59,8 +56,7 @@ def paged_attention(
     decode_blocks = decode_blocks or _blocks(layout, q, "decode")
     chunk_blocks = chunk_blocks or _blocks(layout, q, "chunk")
     queries = fold_key_scale(q, kv_scales).reshape(-1, heads, group, layout.head_dim)
-    by_head = queries.swapaxes(0, 1).reshape(heads, -1, layout.head_dim)
-    by_head = jnp.pad(by_head, ((0, 0), (0, -by_head.shape[1] % _TILE_ROWS), (0, 0)))  # copies take whole tiles
+    by_head = _whole_tiles(queries)
 
     def kernel(blocks: Blocks, *, split: bool) -> Kernel:
         pages, width = kv_pages.shape[1], page_table.shape[1]
@@ -82,8 +78,8 @@ def paged_attention(
     if mixed:
         prefill = kernel(chunk_blocks, split=False)
         chunks = jnp.where(live & (q_lens > 1), q_lens, 0)
-        tile = prefill.query_tiles * prefill.tokens
-        tiles = prefill_work(kv_lens, q_starts, chunks, q.shape[0], tile, heads, sliding_window, chunk_blocks)
+        cut = (q.shape[0], prefill.query_tiles * prefill.tokens, tile_tokens(group))
+        tiles = prefill_work(kv_lens, q_starts, chunks, *cut, heads, sliding_window, chunk_blocks)
         attend(prefill, tiles, *fixed, cost, out)
     return fold_value_scale(jax.freeze(out).reshape(q.shape), kv_scales)
 
@@ -109,12 +105,20 @@ def _refuse(q: jax.Array, layout: KVLayout) -> None:
         raise NotImplementedError(f"at most {ROWS} query heads a KV head, not {q.shape[1] // layout.kv_heads}")
 
 
+def _whole_tiles(queries: jax.Array) -> jax.Array:
+    """Queries [T, K, G, H] as copies take them: [K, T * height, H], zeros up to whole swizzle tiles."""
+    tokens, heads, group, dim = queries.shape
+    padding = ((0, -tokens % tile_tokens(group)), (0, 0), (0, token_rows(group) - group), (0, 0))
+    return jnp.pad(queries, padding).swapaxes(0, 1).reshape(heads, -1, dim)
+
+
 def _tile_sinks(sinks: jax.Array | None, heads: int, group: int) -> jax.Array:
     """Sinks in base 2 by query row of a tile: f32[K, 64]."""
     if sinks is None:
         return jnp.zeros((heads, ROWS), jnp.float32)
     by_head = sinks.astype(jnp.float32).reshape(heads, group) * LOG2E
-    return jnp.tile(by_head, (1, -(-ROWS // group)))[:, :ROWS]
+    by_token = jnp.pad(by_head, ((0, 0), (0, token_rows(group) - group)))
+    return jnp.tile(by_token, (1, ROWS // token_rows(group)))
 
 
 def _cost(q: jax.Array, page_table: jax.Array, layout: KVLayout) -> pl.CostEstimate:

@@ -35,15 +35,16 @@ def attend(
     cost: pl.CostEstimate,
     out: Any = None,
 ) -> Any:
-    """Run `kernel` over `work`. q: [K, T * G, H]. sinks: f32[K, 64], of each query row, in base 2.
+    """Run `kernel` over `work`. q: [K, T * height, H]. sinks: f32[K, 64], of each query row, in base 2.
 
     Prompt tiles are written into the Ref `out` [T, K, G, H]. Decoding returns the parts that `combine` joins:
-    (results, log2 of softmax sums), both f32[items, stride, G rounded up to 8, H].
+    (results, log2 of softmax sums), both f32[items, stride, lone_rows, H].
     """
     planes = kv_pages.reshape(-1, kernel.layout.page_size, kernel.layout.head_dim)
     inputs = (*work, layer.reshape(1), page_table.reshape(-1), q, planes, sinks)
-    height = -(-kernel.group // 8) * 8
-    part = jax.ShapeDtypeStruct((work.items.shape[0], kernel.stride, height, kernel.layout.head_dim), jnp.float32)
+    part = jax.ShapeDtypeStruct(
+        (work.items.shape[0], kernel.stride, kernel.lone_rows, kernel.layout.head_dim), jnp.float32
+    )
 
     def body(*arguments: Any, **scratch: Any) -> None:
         _run(kernel, Refs(**dict(zip(Refs._fields, arguments, strict=False)), **scratch))

@@ -12,6 +12,8 @@ from pallas_kernels.tuning import Phase
 
 ROWS = 64
 """Query rows a warpgroup multiplies at once: the M of a wgmma."""
+TILE_ROWS = 8
+"""Query rows of one swizzle tile. A copy starts at a whole one: from elsewhere TMA fills up with zeros (JAX #34102)."""
 SHARED_MEMORY = 232_448 - 2_560
 """Bytes a thread block of an sm90 or sm100 chip may take, less barriers and the compiler's own scratch."""
 

@@ -10,6 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.paged_attention.gpu.kernel import tile_tokens, token_rows
 from pallas_kernels.paged_attention.gpu.launch import launch, store
 from pallas_kernels.paged_attention.gpu.work import Splits
 
@@ -19,7 +20,7 @@ _FLOOR = -1e30
 def combine(parts: tuple[jax.Array, jax.Array], splits: Splits, q_starts: jax.Array, out: Any) -> None:
     """Write rows that have parts into the Ref `out` [T, K, G, H] at their tokens.
 
-    parts: results and log2 of softmax sums, f32[items, parts, G rounded up to 8, H], see `attend`.
+    parts: results and log2 of softmax sums, f32[items, parts, lone_rows, H], see `attend`.
     """
     rows, (_, per_item, height, head_dim), heads = q_starts.shape[0], parts[0].shape, out.shape[1]
     group = out.shape[2]
@@ -48,7 +49,8 @@ def combine(parts: tuple[jax.Array, jax.Array], splits: Splits, q_starts: jax.Ar
             weighted, _, total = lax.fori_loop(0, count[row] * per_item, add, initial)
             store(result, (weighted / total).astype(out.dtype), tiled=False)
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(result.at[pl.ds(0, group)], out.at[tokens[row], head])
+            start = lax.rem(tokens[row], jnp.int32(tile_tokens(group))) * token_rows(group)
+            plgpu.copy_smem_to_gmem(result.at[pl.ds(start, group)], out.at[tokens[row], head])
             plgpu.wait_smem_to_gmem(0)
 
     cost = pl.CostEstimate(

@@ -146,7 +146,8 @@ def _seen(kernel: Kernel, item: Item, me: jax.Array, first: jax.Array) -> jax.Ar
     position = item.position
     if not kernel.split:
         row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=_TILE)
-        position = position + _first_token(kernel, me) + lax.div(row, jnp.full_like(row, kernel.group))
+        token = _first_token(kernel, me) - item.skip + lax.div(row, jnp.full_like(row, kernel.height))
+        position = position + token
     key = first + plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=_TILE)
     seen = (key <= position) & (key < item.end)
     if kernel.window is not None:
@@ -155,7 +156,7 @@ def _seen(kernel: Kernel, item: Item, me: jax.Array, first: jax.Array) -> jax.Ar
 
 
 def _first_token(kernel: Kernel, me: jax.Array) -> jax.Array:
-    """Of this consumer's tile, counted from the item's."""
+    """Of this consumer's tile, counted from the item's first tile."""
     return me * kernel.tokens if kernel.query_tiles > 1 else jnp.zeros_like(me)
 
 
@@ -218,17 +219,17 @@ def _write_part(kernel: Kernel, refs: Refs, item: Item, me: jax.Array, softmax: 
 
 
 def _write_tokens(kernel: Kernel, refs: Refs, item: Item, me: jax.Array, softmax: Softmax) -> None:
-    """The finished queries of a tile, token by token, as a tile may end inside the 64 rows."""
+    """The finished queries of a tile, token by token, as an item may begin and end inside the 64 rows."""
     scale = 1 / jnp.where(softmax.total == 0, jnp.ones_like(softmax.total), softmax.total)
-    first = _first_token(kernel, me)
-    count = jnp.clip(item.count - first, 0, kernel.tokens)
+    first = item.skip - _first_token(kernel, me)  # the item's first token in this tile; negative: in one before
+    begin, end = jnp.clip(first, 0, kernel.tokens), jnp.clip(first + item.count, 0, kernel.tokens)
     for index, weighted in enumerate(softmax.weighted):
         plgpu.wait_smem_to_gmem(0)
         value = (weighted * lax.broadcast_in_dim(scale, weighted.shape, [0])).astype(kernel.dtype)
         store(refs.result.at[me], value, tiled=False)
         plgpu.commit_smem()
 
-        @pl.loop(0, count)
+        @pl.loop(begin, end)
         def _write(number: jax.Array, index: int = index) -> None:
-            target = refs.out.at[item.token + first + number, item.head, :, _columns(kernel, me, index)]
-            plgpu.copy_smem_to_gmem(refs.result.at[me, pl.ds(number * kernel.group, kernel.group)], target)
+            target = refs.out.at[item.token + number - first, item.head, :, _columns(kernel, me, index)]
+            plgpu.copy_smem_to_gmem(refs.result.at[me, pl.ds(number * kernel.height, kernel.group)], target)

@@ -47,16 +47,16 @@ def fetch(kernel: Kernel, refs: Refs, turn: jax.Array, step: jax.Array) -> jax.A
 
 
 def _fetch_queries(kernel: Kernel, refs: Refs, turn: jax.Array, item: Item) -> None:
-    """Rows beyond the item's own hold the queries that follow: no row looks at another, so they do no harm."""
+    """Rows around the item's own hold other tokens' queries: no row looks at another, so they do no harm."""
     slot = lax.rem(turn, jnp.int32(2))
 
     @pl.when(turn >= 2)
     def _wait() -> None:
         plgpu.barrier_wait(refs.q_free.at[slot])
 
-    rows = -(-kernel.group // 8) * 8 if kernel.split else ROWS
+    rows = kernel.lone_rows if kernel.split else ROWS
     for tile in range(kernel.query_tiles):
-        first = (item.token + tile * kernel.tokens) * kernel.group
+        first = (item.token - item.skip + tile * kernel.tokens) * kernel.height
         source = refs.q.at[item.head, pl.ds(first, rows)]
         plgpu.copy_gmem_to_smem(source, refs.q_tile.at[slot, tile, pl.ds(0, rows)], refs.q_full.at[slot])
 

@@ -10,8 +10,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.layout import KVLayout
-from pallas_kernels.paged_attention.gpu.blocks import ROWS, Blocks
+from pallas_kernels.paged_attention.gpu.blocks import ROWS, TILE_ROWS, Blocks
 from pallas_kernels.paged_attention.gpu.work import BEGIN, COUNT, END, HEAD, LEAD, POSITION, ROW, TOKEN
+
+
+def token_rows(group: int) -> int:
+    """Query rows a token takes: its group of heads, rounded up to a power of two so that 8 rows hold whole tokens."""
+    return 1 << (group - 1).bit_length()
+
+
+def tile_tokens(group: int) -> int:
+    """Tokens of a swizzle tile: every copy of queries starts at a multiple of them."""
+    return max(TILE_ROWS // token_rows(group), 1)
 
 
 @dataclass(frozen=True)
@@ -55,9 +65,19 @@ class Kernel:
         return self.sizes.consumers > self.stride
 
     @property
+    def height(self) -> int:
+        """Query rows of a token: its first `group` are real."""
+        return token_rows(self.group)
+
+    @property
     def tokens(self) -> int:
         """Query tokens of a tile of 64 rows."""
-        return 1 if self.split else ROWS // self.group
+        return 1 if self.split else ROWS // self.height
+
+    @property
+    def lone_rows(self) -> int:
+        """Rows fetched for one decoding token, and written of its parts: whole swizzle tiles."""
+        return max(self.height, TILE_ROWS)
 
     @property
     def columns(self) -> int:
@@ -77,10 +97,10 @@ class Refs(NamedTuple):
     count: Any  # i32[1]
     layer: Any  # i32[1]
     table: Any  # i32[B * width]
-    q: Any  # [K, T * G, H]
+    q: Any  # [K, T * height, H]
     pages: Any  # [L * P * 2 * K, S, H]
     sinks: Any  # f32[K, 64], in base 2
-    out: Any  # split: f32[items, stride, G rounded up to 8, H]; else [T, K, G, H]
+    out: Any  # split: f32[items, stride, lone_rows, H]; else [T, K, G, H]
     sums: Any = None  # split: log2 of each row's softmax sum, in the shape of out
     q_tile: Any = None  # [2, query_tiles, 64, H], of this item and the next
     blocks: Any = None  # [stages, 2, block_kv, H], K and V as stored
@@ -100,6 +120,7 @@ class Item(NamedTuple):
     index: jax.Array
     token: jax.Array
     count: jax.Array
+    skip: jax.Array  # tokens of its first tile before its own, as tiles start at whole swizzle tiles
     head: jax.Array
     row: jax.Array
     position: jax.Array
@@ -125,7 +146,8 @@ def item_of(kernel: Kernel, refs: Refs, turn: jax.Array) -> Item:
         excluded = position + column[COUNT] - kernel.window - begin
         ramp = jnp.minimum(lax.div(jnp.maximum(excluded, 0) + (size - 1), size), blocks)
         whole = jnp.maximum(whole, ramp)
+    skip = lax.rem(column[TOKEN], jnp.int32(tile_tokens(kernel.group)))
     return Item(
-        index, column[TOKEN], column[COUNT], column[HEAD], column[ROW], position, begin, end, column[LEAD],
+        index, column[TOKEN], column[COUNT], skip, column[HEAD], column[ROW], position, begin, end, column[LEAD],
         first_key, blocks, ramp, whole,
     )  # fmt: skip

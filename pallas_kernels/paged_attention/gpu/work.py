@@ -86,21 +86,27 @@ def prefill_work(
     q_lens: jax.Array,
     tokens: int,
     tile: int,
+    align: int,
     kv_heads: int,
     window: int | None,
     blocks: Blocks,
 ) -> Work:
-    """Tiles of `tile` queries of rows with several (`q_lens` i32[B] is 0 for all others), the last of a row first."""
-    tiles = _ceil_div(q_lens, tile)
+    """Tiles of `tile` queries of rows with several (`q_lens` i32[B] is 0 for all others), the last of a row first.
+
+    align: tiles begin at multiples of so many tokens of the batch (`tile` is one); a row may begin inside its first.
+    """
+    skip = q_starts % align
+    tiles = jnp.where(q_lens > 0, _ceil_div(q_lens + skip, tile), 0)
     ends = jnp.cumsum(tiles, dtype=jnp.int32)
     rows = q_lens.shape[0]
     count = ends[-1:] * kv_heads
-    index = jnp.arange((tokens // tile + rows) * kv_heads, dtype=jnp.int32)
+    index = jnp.arange(((tokens + rows * (align - 1)) // tile + rows) * kv_heads, dtype=jnp.int32)
     backwards = jnp.maximum(count - 1 - index, 0)
     number = backwards // kv_heads
     row = jnp.minimum(jnp.searchsorted(ends, number, side="right", method="compare_all").astype(jnp.int32), rows - 1)
-    offset = (number - (ends - tiles)[row]) * tile
-    queries = jnp.minimum(q_lens[row] - offset, tile)
+    end = (number - (ends - tiles)[row] + 1) * tile - skip[row]
+    offset = jnp.maximum(end - tile, 0)
+    queries = jnp.minimum(q_lens[row], end) - offset
     position = kv_lens[row] - q_lens[row] + offset
     items = _pack(
         token=q_starts[row] + offset,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pallas_kernels.layout import KVLayout
@@ -15,6 +15,7 @@ from pallas_kernels.paged_attention.cases import CASES, Case, make, make_options
 from pallas_kernels.paged_attention.gpu import work
 from pallas_kernels.paged_attention.gpu.blocks import SHARED_MEMORY, Blocks, shared_bytes
 from tests.pallas_kernels.gpu_interpreter import interpreted_gpu
+from tests.pallas_kernels.paged_attention.drawn import with_a_long_one
 from tests.pallas_kernels.paged_attention.test_paged_attention import TOLERANCE, dense_oracle
 
 SMALL = Blocks(consumers=2, block_kv=64, stages=2, columns=64, blocks=2)
@@ -57,11 +58,7 @@ def test_the_other_cases_equal_dense_attention_without_races(case):
 @pytest.mark.timeout(0)
 @settings(max_examples=25, deadline=None)
 @given(
-    rows=st.lists(
-        st.tuples(st.just(1), st.integers(1, 4096))
-        | st.tuples(st.integers(1, 300), st.integers(0, 1000)).map(lambda qc: (qc[0], qc[0] + qc[1])),
-        max_size=8,
-    ),
+    rows=with_a_long_one(64, 300, 4096),
     group=st.integers(1, 8),
     shape=st.fixed_dictionaries(
         {
@@ -77,7 +74,7 @@ def test_the_other_cases_equal_dense_attention_without_races(case):
     spare=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-def test_drawn_batches_equal_dense_attention(rows, group, shape, spare, seed):
+def test_drawn_large_batches_equal_dense_attention(rows, group, shape, spare, seed):
     heads = group * shape["kv_heads"]
     check(Case("drawn", tuple(rows), heads, dtype="bfloat16", padding_rows=spare, padding_tokens=spare, **shape), seed)
 
@@ -119,19 +116,26 @@ def test_decode_items_hold_every_visible_key_once(lens, options):
 
 
 @settings(max_examples=40, deadline=None)
-@given(q_lens=st.lists(st.integers(0, 90), min_size=7, max_size=7), kv_heads=st.sampled_from([1, 3]))
-def test_prefill_items_hold_every_query_once(q_lens, kv_heads):
+@given(
+    q_lens=st.lists(st.integers(0, 90), min_size=7, max_size=7),
+    kv_heads=st.sampled_from([1, 3]),
+    cut=st.sampled_from([(21, 1), (16, 2), (32, 4), (64, 8)]),
+)
+@example(q_lens=[31] * 7, kv_heads=1, cut=(32, 4))  # most items for their tokens: each row begins inside a tile
+def test_prefill_items_hold_every_query_once(q_lens, kv_heads, cut):
+    tile, align = cut
     q_lens = [length if length != 1 else 0 for length in q_lens]
     starts = np.concatenate([[0], np.cumsum(q_lens)])
     lens, q_starts = jnp.asarray(q_lens, jnp.int32), jnp.asarray(starts[:-1], jnp.int32)
-    make_work = jax.jit(work.prefill_work, static_argnums=(3, 4, 5, 6, 7))
-    listed = make_work(lens + 10, q_starts, lens, 630, 21, kv_heads, None, SMALL)
+    make_work = jax.jit(work.prefill_work, static_argnums=(3, 4, 5, 6, 7, 8))
+    listed = make_work(lens + 10, q_starts, lens, int(starts[-1]), tile, align, kv_heads, None, SMALL)
     count, items = int(listed.count[0]), np.asarray(listed.items)
     assert count <= len(items)
     seen = np.zeros((int(starts[-1]), kv_heads), np.int32)
     for item in items[:count]:
         token, number, head, row, position = item[[work.TOKEN, work.COUNT, work.HEAD, work.ROW, work.POSITION]]
-        assert 0 < number <= 21
+        assert 0 < token % align + number <= tile
+        assert token % align == 0 or token == starts[row]
         assert starts[row] <= token < token + number <= starts[row + 1]
         assert position == 10 + token - starts[row]
         assert item[work.END] == position + number
