@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from jcb.structured.regex_size import expanded_size
+from jcb.structured.regex_size import MOST, expanded_size
 from jcb.types import RequestError, Structured
 
 MAX_SOURCE = {"json": 65_536, "regex": 2_048, "choice": 65_536, "grammar": 65_536}
@@ -89,7 +89,10 @@ def _check_node(structured: Structured, node: object) -> None:
 def _check_regex(structured: Structured, pattern: str, most: int = MAX_EXPANDED) -> None:
     size = expanded_size(pattern)
     if size > most:
-        raise refusal(structured, f"is {size:,} long with its repetitions written out, at most {most:,} is allowed")
+        least = "at least " if size == MOST else ""
+        raise refusal(
+            structured, f"is {least}{size:,} long with its repetitions written out, at most {most:,} is allowed"
+        )
 
 
 def _children(node: object) -> list:

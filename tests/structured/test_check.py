@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jcb.structured.check import check
-from jcb.structured.regex_size import expanded_size
+from jcb.structured.regex_size import MOST, expanded_size
 from jcb.types import RequestError, Structured
 
 
@@ -28,6 +28,8 @@ from jcb.types import RequestError, Structured
         ("{5}", 1),
         (")a{3}", 4),
         ("(a{3}", 3),
+        ("a{1" + "0" * 5_000 + "}", MOST),
+        ("(" * 600 + "a" + "{999999999})" * 600, MOST),
     ],
 )
 def test_expanded_size(pattern, size):
@@ -67,6 +69,8 @@ def nested(depth: int) -> dict:
         ("json", json.dumps({"enum": ["a" * 4097]}), "4,097 characters"),
         ("json", json.dumps({"items": {"pattern": "a{10001}"}}), "10,001 long"),
         ("json", json.dumps({"patternProperties": {"a{10001}": {}}}), "10,001 long"),
+        ("json", json.dumps({"patternProperties": {"a{1" + "0" * 5_000 + "}": {}}}), "1,000,000,000 long"),
+        ("grammar", "start: /" + "(" * 600 + "a" + "{999999999})" * 600 + "/", "1,000,000,000 long"),
         ("regex", "[a-z]{20}((a{100}){100}){100}", "1,000,020 long"),
     ],
     ids=lambda v: str(v)[:20],
