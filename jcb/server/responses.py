@@ -26,8 +26,11 @@ async def responses(request: web.Request) -> web.StreamResponse:
     served = service.require()
     body = await ResponsesBody.read(request, service, before=served.engine.check_room)
     params = response_params(body, served.defaults)
-    ids = await encode_messages(served, body.messages(), body.template_options())
-    stream = await served.engine.submit([ids], params, namespace=f"{request[TENANT]}/")
+    try:
+        ids = await encode_messages(served, body.messages(), body.template_options())
+        stream = await served.engine.submit([ids], params, namespace=f"{request[TENANT]}/")
+    except RequestError as error:
+        raise body.in_its_words(error) from None
     return await reply(request, stream, ResponseShape(service.model_name, body, len(ids)), streams=body.stream)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,6 +10,10 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from jcb.server.schema import Body, Message, TemplateOptions, TextContent, span
 from jcb.server.structured import TextOption
+from jcb.types import RequestError
+
+_NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
+"""What the fields that it is turned into are called here."""
 
 
 class InputMessage(BaseModel):
@@ -46,6 +51,21 @@ class ResponsesBody(Body):
         if isinstance(self.input, str):
             return [*turns, Message(role="user", content=self.input)]
         return [*turns, *[item.as_message() for item in self.input]]
+
+    def in_its_words(self, error: RequestError) -> RequestError:
+        """An error of `messages` as one of the field that they were made of."""
+        found = re.fullmatch(r"(\w+)(?:\[(\d+)\])?(.*)", error.param or "", re.DOTALL)
+        name = None if found is None else _NAMES.get(found[1])
+        if found is None or name is None:
+            return error
+        param = name
+        if found[2] is not None and not isinstance(self.input, str):
+            index = int(found[2]) - (self.instructions is not None)
+            param = "instructions" if index < 0 else f"{name}[{index}]{found[3]}"
+        message = error.message.replace(error.param or "", param) if found[1] == "messages" else error.message
+        return RequestError(
+            message, status=error.status, param=param, code=error.code or "invalid_value", retry_after=error.retry_after
+        )
 
     def template_options(self) -> TemplateOptions:
         """How the conversation becomes a prompt: as it always does."""

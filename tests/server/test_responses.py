@@ -92,13 +92,13 @@ async def test_the_stream_builds_up_the_same_response(server):
     ("fields", "param"),
     [
         ({"input": None}, "input"),
-        ({"input": []}, "messages"),
+        ({"input": []}, "input"),
         ({"input": 5}, "input"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "messages[0].content[0]",
+            "input[0].content[0]",
         ),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
@@ -121,6 +121,23 @@ async def test_the_stream_builds_up_the_same_response(server):
 )
 async def test_what_cannot_be_done_is_refused(server, fields, param):
     assert (await refused(server, PATH, {"input": "Hi", "max_output_tokens": 2} | fields))["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [TURNS[1], {"role": "user", "content": 5}], "instructions": "Hi"}, "input[1].content"),
+        ({"input": "x" * 300}, "input"),
+        ({"input": "x", "max_output_tokens": 255}, "max_output_tokens"),
+    ],
+)
+async def test_an_error_names_the_field_that_the_caller_wrote(server, fields, param):
+    error = await refused(server, PATH, fields)
+    assert error["param"] == param
+    assert error["code"]
+    assert "messages" not in error["message"]
 
 
 async def test_the_answer_has_the_form_that_was_asked_for(server):
