@@ -142,6 +142,35 @@ def test_a_bad_command_line_names_the_fix(capsys, args, message):
     assert message in captured.out + captured.err
 
 
+def refuses_option(capsys, name, *value):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["serve", "--print-config", name, *value])
+    assert end.value.code == 2
+    assert f"Unrecognized options: {name}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--enforce-eager", "--fast-start", "--no-warm-up"])
+def test_b169_there_is_no_start_without_compiling(capsys, option):
+    refuses_option(capsys, option)
+
+
+def test_b171_rows_are_not_spread_over_devices(capsys):
+    refuses_option(capsys, "--data-parallel-size", "2")
+    status, out, err = run_cli(capsys, "serve", "--print-config", "--set", "mesh.data_parallel=2")
+    assert (status, out) == (2, "")
+    assert "unknown setting 'mesh.data_parallel'" in err
+
+
+@pytest.mark.parametrize("option", ["--speculative-config", "--speculative-algorithm", "--draft-model"])
+def test_b173_there_are_no_drafts(capsys, option):
+    refuses_option(capsys, option, "ngram")
+
+
+@pytest.mark.parametrize("option", ["--enable-lora", "--lora-modules", "--lora-path", "--adapter-path"])
+def test_b189_a_flag_for_adapters_is_not_ignored(capsys, option):
+    refuses_option(capsys, option)
+
+
 def test_generate_needs_a_prompt(capsys):
     status, _, err = run_cli(capsys, "generate")
     assert status == 2

@@ -22,6 +22,8 @@ IGNORED_HEADER = "x-jcb-ignored-fields"
 IGNORED = web.RequestKey("ignored_fields", list[str])
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "adapter_id": ("",),
+    "adapters": (),
     "audio": (),
     "background": (False,),
     "best_of": (1,),
@@ -46,6 +48,9 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
+    "lora": ([],),
+    "lora_path": ("",),
+    "lora_request": (),
     "max_tool_calls": (),
     "media_io_kwargs": ({},),
     "messages": (),

@@ -141,7 +141,10 @@ def _params(
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
     if not all(_TOKEN_KEY.fullmatch(key) for key in given):
         raise RequestError("logit_bias: the keys must be token ids", param="logit_bias", code="invalid_value")
-    return {int(key): value for key, value in given.items()}
+    biases = {int(key): value for key, value in given.items()}
+    if len(biases) < len(given):
+        raise RequestError("logit_bias: two keys name one token id", param="logit_bias", code="invalid_value")
+    return biases
 
 
 def _check_count(name: str, value: int) -> None:

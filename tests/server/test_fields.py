@@ -170,6 +170,24 @@ async def test_known_fields_are_honoured_or_refused(server, path, field, bad, ne
     assert status == 200
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/v1/responses"])
+async def test_b029_b189_an_adapter_is_refused_not_answered_without_it(server, path):
+    body = {"input": "x"} if path == "/v1/responses" else C if path == COMPLETIONS else H
+    for field, value in (
+        ("lora_request", {"lora_name": "a", "lora_int_id": 1}),
+        ("lora_path", "a"),
+        ("lora", [{"id": 0, "scale": 1.0}]),
+        ("adapter_id", "a"),
+        ("adapters", "a"),
+    ):
+        error = await refused(server, path, body | {field: value})
+        assert (error["param"], error["code"]) == (field, "unsupported_field")
+    for name in ("fake-adapter", "fake:adapter", "fake/adapter"):
+        error = await refused(server, path, body | {"model": name}, 404)
+        assert error["code"] == "model_not_found"
+    assert (await server.post(path, body | {"lora": [], "lora_path": ""}))[0] == 200
+
+
 async def test_unknown_fields_are_named_in_the_answer_and_once_in_the_log(server, caplog):
     body = C | {"temprature": 1, "user": "me", "bad\nname": 1}
     for _ in range(2):
@@ -207,6 +225,11 @@ async def test_a_large_bias_map_is_refused_at_once(server):
     assert time.perf_counter() - began < 0.05
     async with server.session.post(server.url + COMPLETIONS, data=io.BytesIO(json.dumps(body).encode())) as response:
         assert check_error(await response.json())["param"] == "logit_bias"
+
+
+async def test_two_keys_for_one_token_are_refused(server):
+    error = await refused(server, COMPLETIONS, C | {"logit_bias": {"97": 1, "097": -1}})
+    assert (error["param"], error["code"]) == ("logit_bias", "invalid_value")
 
 
 async def test_truncate_prompt_tokens_keeps_the_end(server):
