@@ -237,11 +237,11 @@ def _prefill(rule, blocks: ChunkBlocks, q, kv_pages, layer, page_table, kv_lens,
             ids = jax.lax.dynamic_slice_in_dim(row_table, step * pages, pages)
             places = (step * block + jnp.arange(block, dtype=jnp.int32))[None, :]
             seen = (places <= positions[:, None]) & (places >= rule.first_key(positions)[:, None])  # [tile, block]
-            written = places < kv_lens[row]
+            live = (places < kv_lens[row]) & (places >= rule.first_key(first_position))
             values = rule.layout.values(kv_pages, layer, ids).astype(q.dtype)
-            values = jnp.where(written[:, :, None], values, 0)
+            values = jnp.where(live[:, :, None], values, 0)
             keys = rule.layout.keys(kv_pages, layer, ids).astype(q.dtype)
-            seen = jnp.tile(seen & written, (group, 1))[None]
+            seen = jnp.tile(seen & live, (group, 1))[None]
             return softmax.add(rule.scores(queries, keys, seen), values)
 
         begin = rule.first_key(first_position) // block

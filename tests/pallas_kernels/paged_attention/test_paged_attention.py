@@ -74,6 +74,20 @@ def test_equals_dense_attention(case, implementation, platform):
     np.testing.assert_allclose(got, dense_oracle(case, arrays, platform), atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+@pytest.mark.parametrize("name", ["decode_window", "prefill_window", "mixed_sinks_window"])
+def test_pages_before_the_window_may_belong_to_others(name, implementation):
+    """Their entries point to the dummy page, which holds NaN."""
+    case = next(case for case in CASES if case.name == name)
+    arrays = make(case, "cpu")
+    table = np.array(arrays.page_table)
+    for row, (q_len, kv_len) in enumerate(case.rows):
+        table[row, : max(kv_len - q_len + 1 - case.sliding_window, 0) // case.page_size] = 0
+    assert (table != arrays.page_table).any()
+    got = run(case, arrays._replace(page_table=jnp.asarray(table)), implementation)
+    np.testing.assert_allclose(got, dense_oracle(case, arrays), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("case", [c for c in CASES if c.is_decode], ids=lambda case: case.name)
 def test_decode_program_is_bit_equal_to_the_general_one(case):
     arrays = make(case, "cpu")
