@@ -29,6 +29,7 @@ from pallas_kernels.paged_attention.cases import BENCH, Case, make, make_options
 from pallas_kernels.paged_attention.cost import cost_of
 
 OP = "paged_attention"
+DTYPES = ("float32", "bfloat16")
 PAGE_SIZES = {"cpu": 16, "gpu": 64, "tpu": 128}
 _CPU_LIMIT = 64 << 20
 """Bytes of live cache above which a CPU skips a case that was not asked for by name."""
@@ -52,6 +53,8 @@ def local_cases(text: str = "", dtype: str = "") -> list[Case]:
     """The benchmark's shapes whose name contains `text`, with data type and page size of this machine."""
     platform = jax.default_backend()
     dtype = dtype or ("float32" if platform == "cpu" else "bfloat16")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     cases = [dataclasses.replace(c, dtype=dtype, page_size=PAGE_SIZES[platform]) for c in BENCH if text in c.name]
     if not cases:
         raise ValueError(f"no case has {text!r} in its name; they are {', '.join(case.name for case in BENCH)}")

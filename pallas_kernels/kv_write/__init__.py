@@ -28,7 +28,7 @@ def kv_write(
 
     kv_pages: the whole cache, see `KVLayout`. layer: i32[]. k, v: [T, K, H]. page_table, kv_lens, cu_q_lens, num_seqs
     and max_q_len say where the tokens go, as in `paged_attention`: row b brings the last tokens of its kv_lens[b].
-    kv_scales: f32[2, K], what stored values of 8 bits are multiplied by (see `quantise`).
+    kv_scales: f32[2, K], above zero, what stored values of 8 bits are multiplied by (see `quantise`).
     No two rows write into one page. Padding writes nothing but the dummy page. Raises ValueError when shapes do not
     fit together.
     """

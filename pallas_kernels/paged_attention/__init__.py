@@ -34,11 +34,13 @@ def paged_attention(
     q: [T, N, H], rows back to back. kv_pages: the whole cache, see `KVLayout`. layer: i32[], which layer of it.
     page_table: i32[B, pages]: entry j of a row holds its tokens j * S ... (j + 1) * S - 1; unused entries may be 0.
     kv_lens: i32[B]: tokens of a row in pages, its new ones included (already written). cu_q_lens: i32[B + 1]:
-    row b has queries cu_q_lens[b] ... cu_q_lens[b + 1] - 1, its last kv_lens[b]-th tokens. num_seqs: i32[]: rows
-    at and beyond it are padding, and so are query tokens beyond cu_q_lens[num_seqs].
+    row b has queries cu_q_lens[b] ... cu_q_lens[b + 1] - 1, its last kv_lens[b]-th tokens; it never falls, beyond
+    num_seqs either. num_seqs: i32[]: rows at and beyond it are padding, and so are query tokens beyond
+    cu_q_lens[num_seqs].
     scale: of q · k, 1 / sqrt(H) if None. sliding_window: a query sees this many latest keys, itself included.
     soft_cap: scores become cap * tanh(score / cap). sinks: f32[N], one more score a head that takes its share of the
-    softmax and gives nothing. kv_scales: f32[2, K], what stored K and V of each head are multiplied by (8-bit caches).
+    softmax and gives nothing. kv_scales: f32[2, K], above zero, what stored K and V of each head are multiplied by
+    (8-bit caches).
     max_q_len: 1 promises that every row has one query, row b at token b (a smaller program); None promises nothing.
     Returns [T, N, H] in q's dtype; padding tokens hold zeros. What unused pages and page tails hold never matters,
     NaN included. Raises ValueError when shapes do not fit together.

@@ -66,3 +66,5 @@ def test_bad_flags_are_one_line(capsys):
     assert cli.main(["bench", "kernels", "--repeat", "0"]) == 2
     assert cli.main(["bench", "kernels", "--implementation", "tpu"]) == 2
     assert "cannot run here" in capsys.readouterr().err
+    assert cli.main(["bench", "kernels", "--dtype", "float13"]) == 2
+    assert "'float13' is not one of float32, bfloat16" in capsys.readouterr().err
