@@ -98,6 +98,11 @@ def _load(choice: Choice) -> Callable[..., Any]:
     return getattr(importlib.import_module(_module_name(choice.op, choice.implementation)), choice.op)
 
 
+def some_refused() -> bool:
+    """Whether "auto" has passed over a kernel in this process, and said so."""
+    return _say_refused.cache_info().currsize > 0
+
+
 @functools.cache
 def _say_refused(op: str, implementation: str, reason: str) -> None:
     """One line for each reason, however many programs meet it."""

@@ -33,6 +33,7 @@ from jcb.scheduler.scheduler import Scheduler
 from jcb.sharding import tensor_parallel
 from jcb.steps.compile_guard import CompileGuard
 from jcb.steps.compiler_options import set_libtpu_args
+from jcb.steps.lowered import LoweredCache
 from jcb.steps.registry import Registry
 from jcb.steps.step import StepStatics
 from jcb.text.chat import ChatTemplate, load_chat_template
@@ -82,7 +83,8 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     loaded = time.perf_counter()
     statics = StepStatics.of(config, model, device.platform)
     limits = limits_of(config, model.vocab_size)
-    registry = Registry(statics, config.scheduler, limits, config.dtype, placement)
+    kept = LoweredCache.beside(compile_cache) if device.platform == "cpu" and placement.mesh is None else None
+    registry = Registry(statics, config.scheduler, limits, config.dtype, placement, kept)
     registry.compile_all(progress, threads=os.cpu_count() or 1)
     compiled = time.perf_counter()
     memory = plan_memory(config, model, registry.temp_bytes, device, placement.num_devices)

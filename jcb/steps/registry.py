@@ -26,6 +26,7 @@ from jcb.sharding import Placement
 from jcb.steps import mask, slot
 from jcb.steps.compiler_options import COMPILER_OPTIONS
 from jcb.steps.inputs import packed_size
+from jcb.steps.lowered import LoweredCache
 from jcb.steps.shapes import Shapes, StepShape
 from jcb.steps.state import DeviceState, init_state, state_specs
 from jcb.steps.step import StepStatics, decode_step, prefill_step
@@ -48,7 +49,8 @@ class Program:
 class Registry:
     """The compiled programs of one engine: one per step shape, the slot and mask programs, and the initial state.
 
-    statics: of the whole model, whatever `placement` makes of it.
+    statics: of the whole model, whatever `placement` makes of it. kept: lowered steps of earlier starts, for one CPU
+    device only.
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class Registry:
         limits: Limits,
         dtype: str,
         placement: Placement = Placement(),  # noqa: B008 (frozen)
+        kept: LoweredCache | None = None,
     ) -> None:
         self.shapes = Shapes.make(scheduler, limits)
         self.programs: dict[Any, Program] = {}
         self._limits = limits
         self._placement = placement
+        self._kept = kept
         self._options = COMPILER_OPTIONS.get(statics.layout.platform)
         specs, slots = llama.param_specs(statics.config), scheduler.max_num_seqs
         self._param_specs = partition_specs(specs, placement)
@@ -133,7 +137,10 @@ class Registry:
         outputs = (self._state_specs, whole) if shape.decode else (self._state_specs, whole, whole)
         split: Any = self._placement.wrap(function, (self._param_specs, self._state_specs, whole), outputs)
         split.__name__ = "decode_step" if shape.decode else "prefill_step"
-        return jax.jit(split, donate_argnums=1).lower(self._params, self._state, self._packed(packed_size(shape)))
+        arguments = (self._params, self._state, self._packed(packed_size(shape)))
+        if self._kept is not None:
+            return self._kept.lower(repr((statics, shape)), split, arguments)
+        return jax.jit(split, donate_argnums=1).lower(*arguments)
 
     def _lower_slot(self) -> Any:
         return self._lower_load(slot.load_slot, slot.packed_size(self._limits.vocab_size, self._limits.max_model_len))
