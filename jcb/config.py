@@ -17,6 +17,7 @@ from typing import Literal
 AdmissionMode = Literal["paged", "reserve", "static"]
 SchedulingPolicy = Literal["fcfs", "priority", "shortest-prompt", "longest-prefix", "fair-share"]
 ChunkPolicy = Literal["fixed", "constant-latency"]
+BucketLadder = Literal["auto", "coarse", "fine"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Weights = Literal["auto", "as-shipped", "dense"]
 
@@ -110,6 +111,8 @@ class SchedulerConfig:
     max_queued_tokens: most waiting prompt tokens; 0: 8 times what the pool holds.
     decode_row_buckets, prefill_row_buckets, token_buckets: sizes that step programs are compiled for (rows of decode
     steps, rows and tokens of the others), ascending; none makes the ladders of `jcb.steps.shapes`. See `jcb buckets`.
+    bucket_ladder: of those ladders, "coarse" doubles, "fine" has a size between two doublings from 64 on, for devices
+    whose steps take longer with every token; "auto": fine on CPUs.
     """
 
     max_num_seqs: int = 64
@@ -128,6 +131,7 @@ class SchedulerConfig:
     decode_row_buckets: tuple[int, ...] = ()
     prefill_row_buckets: tuple[int, ...] = ()
     token_buckets: tuple[int, ...] = ()
+    bucket_ladder: BucketLadder = "auto"
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:

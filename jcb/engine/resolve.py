@@ -31,10 +31,14 @@ def resolve(config: ServeConfig, model: ModelConfig, device: Device, devices: in
     if not config.scheduler.max_model_len:
         max_model_len = min(max_model_len, (num_pages - 1) * page_size)
     half = config.scheduler.chunk_half_position or chunk_half_position(model)
+    ladder = config.scheduler.bucket_ladder
+    if ladder == "auto":
+        ladder = "fine" if device.platform == "cpu" else "coarse"
+    found = {"max_model_len": max_model_len, "chunk_half_position": half, "bucket_ladder": ladder}
     return dataclasses.replace(
         config,
         cache=dataclasses.replace(config.cache, num_pages=num_pages),
-        scheduler=dataclasses.replace(config.scheduler, max_model_len=max_model_len, chunk_half_position=half),
+        scheduler=dataclasses.replace(config.scheduler, **found),
     )
 
 

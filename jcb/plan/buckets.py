@@ -134,6 +134,7 @@ def report(choice: Choice, seconds_each: float, is_measured: bool) -> list[str]:
 
 RECORDED = (
     "max_num_seqs", "max_num_batched_tokens", "max_prefill_chunk", "chunk_policy", "chunk_half_position",
+    "bucket_ladder",
     "max_model_len", "policy", "admission",
 )  # fmt: skip
 """Settings of the scheduler that a recording's steps depend on, taken from it unless others are asked for."""

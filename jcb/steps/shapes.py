@@ -34,20 +34,33 @@ class StepShape:
         return f"decode {self.num_rows}" if self.decode else f"prefill {self.num_tokens} x {self.num_rows}"
 
 
-def row_ladder(top: int) -> tuple[int, ...]:
+FINE_FROM = 64
+"""From here on a fine ladder has 96, 192, 384 … too: each step is about a square root of two."""
+
+
+def row_ladder(top: int, *, fine: bool = False) -> tuple[int, ...]:
     """Row buckets of decode programs: 2, 8, 16, 32 … and `top` itself."""
-    steps = [SMALLEST_ROWS] + [8 << i for i in range(32)]
-    return (*[rows for rows in steps if rows < top], max(top, SMALLEST_ROWS))
+    return (*[rows for rows in (SMALLEST_ROWS, *_powers(8, fine)) if rows < top], max(top, SMALLEST_ROWS))
 
 
-def mixed_row_ladder(top: int) -> tuple[int, ...]:
-    """Row buckets of prefill programs: every other power of two, since each multiplies the token buckets."""
-    return (*[8 << 2 * i for i in range(16) if 8 << 2 * i < top], max(top, SMALLEST_ROWS))
+def mixed_row_ladder(top: int, *, fine: bool = False) -> tuple[int, ...]:
+    """Row buckets of prefill programs: every other power of two, since each multiplies the token buckets.
+
+    fine: from 16 instead of 8 on: its many token buckets are paid for here.
+    """
+    first = 16 if fine else 8
+    return (*[first << 2 * i for i in range(16) if first << 2 * i < top], max(top, SMALLEST_ROWS))
 
 
-def token_ladder(top: int) -> tuple[int, ...]:
+def token_ladder(top: int, *, fine: bool = False) -> tuple[int, ...]:
     """Token buckets of prefill programs: powers of two from 16, and `top` itself."""
-    return (*[SMALLEST_TOKENS << i for i in range(24) if SMALLEST_TOKENS << i < top], top)
+    return (*[tokens for tokens in _powers(SMALLEST_TOKENS, fine) if tokens < top], top)
+
+
+def _powers(first: int, fine: bool) -> list[int]:
+    """first, 2 * first, 4 * first …; with `fine`, half as much again of each from FINE_FROM on."""
+    doubled = [first << i for i in range(28)]
+    return sorted([*doubled, *(3 * size // 2 for size in doubled if fine and size >= FINE_FROM)])
 
 
 @dataclass(frozen=True)
@@ -61,9 +74,10 @@ class Shapes:
     def make(scheduler: SchedulerConfig, limits: Limits) -> Shapes:
         """Shapes for every plan that `scheduler` can make: of the buckets it names, else of the usual ladders."""
         width, budget = limits.pages_per_seq, scheduler.max_num_batched_tokens
-        rows_alone = scheduler.decode_row_buckets or row_ladder(scheduler.max_num_seqs)
-        rows_mixed = scheduler.prefill_row_buckets or mixed_row_ladder(scheduler.max_num_seqs)
-        tokens_mixed = scheduler.token_buckets or token_ladder(max(budget, SMALLEST_ROWS))
+        fine = scheduler.bucket_ladder == "fine"
+        rows_alone = scheduler.decode_row_buckets or row_ladder(scheduler.max_num_seqs, fine=fine)
+        rows_mixed = scheduler.prefill_row_buckets or mixed_row_ladder(scheduler.max_num_seqs, fine=fine)
+        tokens_mixed = scheduler.token_buckets or token_ladder(max(budget, SMALLEST_ROWS), fine=fine)
         decode = tuple(StepShape(rows, rows, width, True) for rows in rows_alone)
         prefill = tuple(
             StepShape(tokens, rows, width, False)

@@ -106,6 +106,8 @@ def test_the_position_comes_from_the_model_or_is_asked_for():
     model, device = PRESETS["smollm2-135m"], Device("cpu", 8 << 30)
     config = resolve(ServeConfig(), model, device, 1)
     assert config.scheduler.chunk_half_position == 2 * 106_168_320 // 30 // (4 * 9 * 64)
+    assert config.scheduler.bucket_ladder == "fine"
+    assert resolve(ServeConfig(), model, Device("tpu", 8 << 30), 1).scheduler.bucket_ladder == "coarse"
     own = resolve(replace(ServeConfig(), "scheduler", chunk_half_position=77), model, device, 1)
     assert own.scheduler.chunk_half_position == 77
     limits = Limits(page_size=16, num_pages=9, max_model_len=99, vocab_size=9)

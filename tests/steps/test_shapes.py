@@ -27,6 +27,20 @@ def test_ladders_end_at_the_budget_and_never_have_one_row():
     assert token_ladder(8) == (8,)
 
 
+def test_fine_ladders_step_by_about_a_square_root_of_two_from_64_on():
+    assert token_ladder(512, fine=True) == (16, 32, 64, 96, 128, 192, 256, 384, 512)
+    assert token_ladder(100, fine=True) == (16, 32, 64, 96, 100)
+    assert row_ladder(200, fine=True) == (2, 8, 16, 32, 64, 96, 128, 192, 200)
+    assert mixed_row_ladder(64, fine=True) == (16, 64)
+
+
+@pytest.mark.parametrize(("ladder", "programs"), [("auto", 20), ("coarse", 20), ("fine", 21)])
+def test_the_ladder_is_chosen_by_name(ladder, programs):
+    shapes = Shapes.make(SchedulerConfig(bucket_ladder=ladder), LIMITS)
+    assert len(shapes.decode) + len(shapes.prefill) == programs
+    assert (384 in {shape.num_tokens for shape in shapes.prefill}) == (ladder == "fine")
+
+
 @given(
     max_seqs=st.integers(1, 70),
     extra=st.integers(0, 600),
