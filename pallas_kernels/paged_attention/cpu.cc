@@ -1,9 +1,10 @@
 // Paged attention on the CPU: reads pages where they lie, on XLA's own threads. The contract is in __init__.py.
 //
-// A tile is up to kTileRows rows of queries (tokens x the heads that share one KV head) of one row of the batch. Its keys
-// are taken in segments of kSegment; each is a softmax of its own, and those are joined in order. Blocks, segments and
-// every sum are cut at fixed positions of the sequence, so a query's result depends on its own keys alone: not on its
-// batch mates, on how its prompt was cut into chunks, or on the number of threads.
+// A tile is a few tokens of one row of the batch: up to kTileRows queries, of one KV head or, where tokens are few, of
+// several, whose keys lie together in a page. Its keys are taken in segments of kSegment; each is a softmax of its
+// own, and those are joined in order. Blocks, segments and every sum are cut at fixed positions of the sequence, so a
+// query's result depends on its own keys alone: not on its batch mates, on how its prompt was cut into chunks, or on
+// the threads.
 
 #include <math.h>
 #include <string.h>
@@ -17,73 +18,19 @@
 
 #include "pallas_kernels/native/parallel.h"
 #include "pallas_kernels/native/processor.h"
+#include "pallas_kernels/paged_attention/cpu_problem.h"
 
 namespace pallas_kernels {
 namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int kPiece = 16;              // keys that lie together in a page
 constexpr int kPieces = 2;              // pieces of a run
 constexpr int kRun = kPiece * kPieces;  // keys that are read at once: they stay in the first cache
-constexpr int kBlock = 128;             // keys of one turn of the running softmax
 constexpr int64_t kSegment = 512;       // keys of a softmax of its own
 constexpr int64_t kTileRows = 96;
 constexpr int64_t kSplitTokens = 8;     // tiles of so few tokens are spread over threads by segments
 constexpr float kFloor = -1e30f;        // finite, so that nothing seen yet gives 0 and no NaN
-
-enum class Type { kF32, kBF16, kS8, kF8 };
-
-int64_t ItemBytes(Type type) { return type == Type::kF32 ? 4 : type == Type::kBF16 ? 2 : 1; }
-
-// The numbers of float8_e4m3fn.
-struct Float8 {
-  float value[256];
-  Float8() {
-    for (int i = 0; i < 256; ++i) {
-      const int exponent = i >> 3 & 15, fraction = i & 7;
-      float x = exponent ? ldexpf(8.0f + fraction, exponent - 10) : ldexpf(fraction, -9);
-      if ((i & 127) == 127) x = NAN;
-      value[i] = i & 128 ? -x : x;
-    }
-  }
-};
-const Float8 kFloat8;
-
-struct Tile {
-  int64_t row, head;           // of the batch; of the KV heads
-  int64_t token, tokens;       // its queries
-  int64_t position;            // of the first one in its sequence
-  int64_t begin, end;          // keys that some query of it sees
-  int64_t part = -1;           // first of its segments among the parts, -1 where one thread does them all
-};
-
-struct Problem {
-  const void* q;               // [tokens, heads, dim]
-  const char* kv;              // one layer: [pages, 2 * kv_heads, page_size, dim]
-  const int32_t* page_table;   // [rows, width]
-  const float* sinks;          // [heads] or null
-  void* out;                   // like q
-  Type q_type, kv_type;
-  int64_t tokens, heads, dim, pages, kv_heads, group, page_size, rows, width;
-  int64_t window;              // 0: none
-  float scale, soft_cap;       // 0: none
-  bool in_place;               // pieces can be read where they lie
-  mutable std::atomic<int64_t> bad_page{-1};
-
-  int64_t FirstKey(int64_t position) const { return window > 0 ? std::max<int64_t>(position - window + 1, 0) : 0; }
-
-  // Where the keys (half 0) or values (half 1) of a token lie.
-  const void* Find(const Tile& tile, int half, int64_t key) const {
-    int64_t page = page_table[tile.row * width + key / page_size];
-    if (page < 0 || page >= pages) {
-      bad_page = page < 0 ? pages : page;
-      page = 0;
-    }
-    const int64_t plane = (page * kv_heads + tile.head) * 2 + half;
-    return kv + (plane * page_size + key % page_size) * dim * ItemBytes(kv_type);
-  }
-};
 
 struct Run {
   const float* data[kPieces];  // [kPiece, dim] each
@@ -162,7 +109,7 @@ namespace avx512 {
 
 struct Kernels {
   void (*load_queries)(const Problem&, const Tile&, float*);
-  void (*segment)(const Problem&, const Tile&, int64_t, int64_t, const Scratch&);
+  void (*segment)(const Problem&, const Tile&, Range, const Ahead&, const Scratch&);
   void (*join)(const Softmax&, const Softmax&, int, int64_t);
 };
 
@@ -178,18 +125,18 @@ int64_t Segments(const Tile& tile) {
   return tile.end > tile.begin ? (tile.end + kSegment - 1) / kSegment - tile.begin / kSegment : 0;
 }
 
-// The part of the tile's keys in its index-th segment.
-std::pair<int64_t, int64_t> Range(const Tile& tile, int64_t index) {
+// The tile's keys in its index-th segment.
+Range SegmentOf(const Tile& tile, int64_t index) {
   const int64_t start = (tile.begin / kSegment + index) * kSegment;
   return {std::max(start, tile.begin), std::min(start + kSegment, tile.end)};
 }
 
 // Before any key: a sink counts as a key that was seen and gives nothing.
 void Begin(const Problem& p, const Tile& tile, const Softmax& all) {
-  const int64_t rows = tile.tokens * p.group;
+  const int64_t rows = p.Rows(tile), each = tile.tokens * p.group;
   std::fill(all.sums, all.sums + rows * p.dim, 0.0f);
   for (int64_t m = 0; m < rows; ++m) {
-    const float sink = p.sinks ? p.sinks[tile.head * p.group + m % p.group] : -INFINITY;
+    const float sink = p.sinks ? p.sinks[(tile.head + m / each) * p.group + m % p.group] : -INFINITY;
     all.largest[m] = std::max(sink, kFloor);
     all.total[m] = sink > kFloor ? 1.0f : 0.0f;
   }
@@ -204,9 +151,10 @@ uint16_t RoundToBF16(float x) {
 
 // Writes the tile's results: weighted sums over total weights, 0 where nothing was seen.
 void Finish(const Problem& p, const Tile& tile, const Softmax& all) {
-  for (int64_t m = 0; m < tile.tokens * p.group; ++m) {
-    const int64_t head = tile.head * p.group + m % p.group;
-    const int64_t at = ((tile.token + m / p.group) * p.heads + head) * p.dim;
+  const int64_t each = tile.tokens * p.group;
+  for (int64_t m = 0; m < p.Rows(tile); ++m) {
+    const int64_t head = (tile.head + m / each) * p.group + m % p.group;
+    const int64_t at = ((tile.token + m % each / p.group) * p.heads + head) * p.dim;
     const float factor = all.total[m] == 0.0f ? 0.0f : 1.0f / all.total[m];
     for (int64_t h = 0; h < p.dim; ++h) {
       const float x = all.sums[m * p.dim + h] * factor;
@@ -230,7 +178,7 @@ std::string Cut(const Problem& p, const int32_t* kv_lens, const int32_t* cu_q_le
     if (kv_len > p.width * p.page_size) return where + "kv_len " + std::to_string(kv_len) + " exceeds its pages";
     for (int64_t token = start; token < stop; token += most) {
       Tile tile;
-      tile.row = row, tile.head = 0, tile.token = token;
+      tile.row = row, tile.head = 0, tile.heads = p.kv_heads, tile.token = token;
       tile.tokens = std::min(most, stop - token);
       tile.position = kv_len - (stop - token);
       tile.begin = p.FirstKey(tile.position);
@@ -244,72 +192,101 @@ std::string Cut(const Problem& p, const int32_t* kv_lens, const int32_t* cu_q_le
   return "";
 }
 
-// What one thread does at a time: all segments of a tile, or one.
+// What one thread does at a time: all segments of a tile, or one of them.
 struct Item {
-  int64_t tile, head, segment;  // segment -1: all
+  Tile tile;
+  int64_t segment;             // -1: all
+  int64_t part, left;          // where the tile's segments lie among the parts; its counter
 };
 
 class Call {
  public:
-  Call(const Problem& p, std::vector<Tile>& tiles, const Kernels& kernels) : p_(p), tiles_(tiles), kernels_(kernels) {
-    int64_t parts = 0;
-    for (size_t i = 0; i < tiles.size(); ++i) {
-      const int64_t segments = Segments(tiles[i]);
-      const bool split = segments > 1 && tiles[i].tokens <= kSplitTokens;
-      if (split) tiles[i].part = parts, parts += segments * p.kv_heads;
-      for (int64_t head = 0; head < p.kv_heads; ++head) {
-        if (!split) items_.push_back({static_cast<int64_t>(i), head, -1});
-        for (int64_t s = 0; split && s < segments; ++s) items_.push_back({static_cast<int64_t>(i), head, s});
-      }
-      most_rows_ = std::max(most_rows_, tiles[i].tokens * p.group);
-      if (split) part_floats_ = std::max(part_floats_, Softmax::Floats(tiles[i].tokens * p.group, p.dim));
+  Call(const Problem& p, const std::vector<Tile>& tiles, const Kernels& kernels, int64_t threads)
+      : p_(p), kernels_(kernels), threads_(threads) {
+    Share(tiles, kTileRows);
+    if (static_cast<int64_t>(items_.size()) < 2 * threads) Share(tiles, 1);
+    parts_.reset(new float[part_count_ * part_floats_]);
+    left_.reset(new std::atomic<int64_t>[items_.size()]);
+    for (const Item& item : items_) {
+      if (item.segment == 0) left_[item.left] = Segments(item.tile);
     }
-    parts_.reset(new float[parts * part_floats_]);
-    left_.reset(new std::atomic<int64_t>[tiles.size() * p.kv_heads]);
-    for (size_t i = 0; i < tiles.size() * p.kv_heads; ++i) left_[i] = Segments(tiles[i / p.kv_heads]);
   }
 
   void Run(ffi::ThreadPool& pool) {
-    ParallelFor(pool, static_cast<int64_t>(items_.size()), [this](int64_t i) { Work(items_[i]); });
+    const int64_t workers = std::min<int64_t>(threads_, items_.size());
+    ParallelFor(pool, workers, [this](int64_t) {
+      const Item* next = Claim();
+      while (const Item* item = next) {
+        next = Claim();  // known early, so that its first keys are on their way when it begins
+        Work(*item, next);
+      }
+    });
   }
 
  private:
-  void Work(const Item& item) {
-    Tile tile = tiles_[item.tile];
-    tile.head = item.head;
-    const int64_t rows = tile.tokens * p_.group, segments = Segments(tile);
+  // Cuts the tiles into items of KV heads with up to `rows` rows in all, or of one head.
+  void Share(const std::vector<Tile>& tiles, int64_t rows) {
+    items_.clear();
+    part_count_ = part_floats_ = 0;
+    int64_t counters = 0;
+    for (const Tile& whole : tiles) {
+      const int64_t segments = Segments(whole), each = whole.tokens * p_.group;
+      const int64_t heads = std::clamp<int64_t>(rows / each, 1, p_.kv_heads);
+      const bool split = segments > 1 && whole.tokens <= kSplitTokens;
+      for (int64_t head = 0; head < p_.kv_heads; head += heads) {
+        Item item{whole, -1, part_count_, counters};
+        item.tile.head = head, item.tile.heads = std::min(heads, p_.kv_heads - head);
+        if (!split) items_.push_back(item);
+        for (item.segment = 0; split && item.segment < segments; ++item.segment) items_.push_back(item);
+        if (split) part_count_ += segments, ++counters;
+      }
+      most_rows_ = std::max(most_rows_, each * heads);
+      if (split) part_floats_ = std::max(part_floats_, Softmax::Floats(each * heads, p_.dim));
+    }
+  }
+
+  const Item* Claim() {
+    const size_t i = next_.fetch_add(1, std::memory_order_relaxed);
+    return i < items_.size() ? &items_[i] : nullptr;
+  }
+
+  void Work(const Item& item, const Item* next) {
+    const Tile& tile = item.tile;
+    const int64_t segments = Segments(tile);
     const Scratch w = Borrow(most_rows_, p_.dim);
+    const Ahead after = next ? Ahead{&next->tile, SegmentOf(next->tile, std::max<int64_t>(next->segment, 0))} : Ahead{};
     kernels_.load_queries(p_, tile, w.q);
     if (item.segment < 0) {
       Begin(p_, tile, w.all);
       for (int64_t s = 0; s < segments; ++s) {
-        const auto [begin, end] = Range(tile, s);
-        kernels_.segment(p_, tile, begin, end, w);
-        kernels_.join(w.all, w.part, static_cast<int>(rows), p_.dim);
+        const Ahead next_keys = s + 1 < segments ? Ahead{&tile, SegmentOf(tile, s + 1)} : after;
+        kernels_.segment(p_, tile, SegmentOf(tile, s), next_keys, w);
+        kernels_.join(w.all, w.part, static_cast<int>(p_.Rows(tile)), p_.dim);
       }
       Finish(p_, tile, w.all);
       return;
     }
     Scratch mine = w;
-    mine.part = Part(tile, item.segment);
-    const auto [begin, end] = Range(tile, item.segment);
-    kernels_.segment(p_, tile, begin, end, mine);
-    if (left_[item.tile * p_.kv_heads + item.head].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    mine.part = Part(item, item.segment);
+    kernels_.segment(p_, tile, SegmentOf(tile, item.segment), after, mine);
+    if (left_[item.left].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     Begin(p_, tile, w.all);  // the last one joins them all
-    for (int64_t s = 0; s < segments; ++s) kernels_.join(w.all, Part(tile, s), static_cast<int>(rows), p_.dim);
+    for (int64_t s = 0; s < segments; ++s) {
+      kernels_.join(w.all, Part(item, s), static_cast<int>(p_.Rows(tile)), p_.dim);
+    }
     Finish(p_, tile, w.all);
   }
 
-  Softmax Part(const Tile& tile, int64_t segment) const {
-    const int64_t index = tile.part + tile.head * Segments(tile) + segment;
-    return Softmax::At(parts_.get() + index * part_floats_, tile.tokens * p_.group, p_.dim);
+  Softmax Part(const Item& item, int64_t segment) const {
+    return Softmax::At(parts_.get() + (item.part + segment) * part_floats_, p_.Rows(item.tile), p_.dim);
   }
 
   const Problem& p_;
-  const std::vector<Tile>& tiles_;
   const Kernels kernels_;
+  const int64_t threads_;
   std::vector<Item> items_;
-  int64_t most_rows_ = 1, part_floats_ = 0;
+  std::atomic<size_t> next_{0};
+  int64_t most_rows_ = 1, part_count_ = 0, part_floats_ = 0;
   std::unique_ptr<float[]> parts_;
   std::unique_ptr<std::atomic<int64_t>[]> left_;
 };
@@ -350,7 +327,7 @@ ffi::Error PagedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer
   const int64_t first = live ? cu[0] : 0, last = live ? cu[live] : 0;
   memset(p.out, 0, first * token_bytes);
   memset(static_cast<char*>(p.out) + last * token_bytes, 0, (p.tokens - last) * token_bytes);
-  Call(p, tiles, KernelsFor(Choose(isa))).Run(pool);
+  Call(p, tiles, KernelsFor(Choose(isa)), pool.num_threads()).Run(pool);
   if (const int64_t page = p.bad_page; page >= 0) {
     return ffi::Error::InvalidArgument("paged_attention: page " + std::to_string(page) + " is outside the cache of " +
                                        std::to_string(p.pages));

@@ -78,10 +78,13 @@ ISA_INLINE V4 SumLanes(V a, V b, V c, V d) {
 #endif
 }
 
-// scores[r * kBlock + j] = q[r] . keys[j] for R rows of q and `count` keys, rounded up to fours.
+// scores[r * kBlock + j] = q[r] . keys[j] for R rows of q and `count` keys, rounded up to fours. Where `next` is not
+// null it is the piece to ask for meanwhile, `next_bytes` a key: a few lines at a time, or the core waits for them.
 template <int R>
-ISA_FUNCTION void Scores(const float* q, const float* keys, int count, int64_t dim, float* scores) {
+ISA_FUNCTION void Scores(const float* q, const float* keys, int count, int64_t dim, const char* next,
+                         int64_t next_bytes, float* scores) {
   for (int j = 0; j < count; j += 4) {
+    if (next) Prefetch(next + j * next_bytes, 4 * next_bytes);
     const float* key = keys + j * dim;
     V sums[R][4] = {};
     for (int64_t h = 0; h < dim; h += kLanes) {
@@ -98,16 +101,24 @@ ISA_FUNCTION void Scores(const float* q, const float* keys, int count, int64_t d
   }
 }
 
+// Pieces to ask for while a run is worked on.
+struct NextRun {
+  const char* data[kPieces];  // null: none
+  int64_t bytes;              // of one number
+};
+
 // Adds weights[r * kBlock + j] * values[j] to sums[r] for j in [from, to), C vectors of the head's numbers.
 template <int R, int C>
-ISA_FUNCTION void AddColumns(const float* weights, const Run& values, int64_t dim, float* sums) {
+ISA_FUNCTION void AddColumns(const float* weights, const Run& values, int64_t dim, int64_t column, const NextRun& next,
+                             float* sums) {
   V a[R][C];
   UNROLL for (int r = 0; r < R; ++r) {
-    UNROLL for (int c = 0; c < C; ++c) a[r][c] = Load(sums + r * dim + c * kLanes);
+    UNROLL for (int c = 0; c < C; ++c) a[r][c] = Load(sums + r * dim + column + c * kLanes);
   }
   for (int piece = 0; piece < kPieces; ++piece) {
-    const float* value = values.data[piece] + values.from[piece] * dim;
+    const float* value = values.data[piece] + values.from[piece] * dim + column;
     for (int j = values.from[piece]; j < values.to[piece]; ++j, value += dim) {
+      if (next.data[piece]) Prefetch(next.data[piece] + (j * dim + column) * next.bytes, C * kLanes * next.bytes);
       V y[C];
       UNROLL for (int c = 0; c < C; ++c) y[c] = Load(value + c * kLanes);
       UNROLL for (int r = 0; r < R; ++r) {
@@ -117,19 +128,18 @@ ISA_FUNCTION void AddColumns(const float* weights, const Run& values, int64_t di
     }
   }
   UNROLL for (int r = 0; r < R; ++r) {
-    UNROLL for (int c = 0; c < C; ++c) Store(sums + r * dim + c * kLanes, a[r][c]);
+    UNROLL for (int c = 0; c < C; ++c) Store(sums + r * dim + column + c * kLanes, a[r][c]);
   }
 }
 
 template <int R>
-ISA_INLINE void AddValues(const float* weights, Run values, int64_t dim, float* sums) {
+ISA_INLINE void AddValues(const float* weights, const Run& values, int64_t dim, const NextRun& next, float* sums) {
   for (int64_t h = 0; h < dim;) {
     const int columns = dim - h >= 4 * kLanes ? 4 : dim - h >= 2 * kLanes ? 2 : 1;
-    if (columns == 4) AddColumns<R, 4>(weights, values, dim, sums + h);
-    if (columns == 2) AddColumns<R, 2>(weights, values, dim, sums + h);
-    if (columns == 1) AddColumns<R, 1>(weights, values, dim, sums + h);
+    if (columns == 4) AddColumns<R, 4>(weights, values, dim, h, next, sums);
+    if (columns == 2) AddColumns<R, 2>(weights, values, dim, h, next, sums);
+    if (columns == 1) AddColumns<R, 1>(weights, values, dim, h, next, sums);
     h += columns * kLanes;
-    for (int piece = 0; piece < kPieces; ++piece) values.data[piece] += columns * kLanes;
   }
 }
 
@@ -211,69 +221,68 @@ ISA_FUNCTION void Widen(const void* from, Type type, int64_t count, float* to) {
   }
 }
 
-// The keys (half 0) or values (half 1) of [key, key + kRun) that lie in [begin, end).
-ISA_FUNCTION Run Fetch(const Problem& p, const Tile& tile, int half, int64_t key, int64_t begin, int64_t end,
+// The keys (half 0) or values of one head in [key, key + kRun) that lie in `keys`.
+ISA_FUNCTION Run Fetch(const Problem& p, const Tile& tile, int64_t head, int half, int64_t key, Range keys,
                        float* staged) {
   Run run;
   for (int piece = 0; piece < kPieces; ++piece) {
     const int64_t start = key + piece * kPiece;
-    run.from[piece] = static_cast<int>(std::clamp<int64_t>(begin - start, 0, kPiece));
-    run.to[piece] = static_cast<int>(std::clamp<int64_t>(end - start, 0, kPiece));
+    run.from[piece] = static_cast<int>(std::clamp<int64_t>(keys.begin - start, 0, kPiece));
+    run.to[piece] = static_cast<int>(std::clamp<int64_t>(keys.end - start, 0, kPiece));
     run.data[piece] = staged + piece * kPiece * p.dim;
     if (run.from[piece] >= run.to[piece]) continue;
     if (p.in_place) {
-      run.data[piece] = static_cast<const float*>(p.Find(tile, half, start));
+      run.data[piece] = static_cast<const float*>(p.Find(tile, head, half, start));
       continue;
     }
     for (int64_t at = start + run.from[piece]; at < start + run.to[piece];) {
       const int64_t count = std::min(start + run.to[piece] - at, p.page_size - at % p.page_size);
-      Widen(p.Find(tile, half, at), p.kv_type, count * p.dim, staged + (at - key) * p.dim);
+      Widen(p.Find(tile, head, half, at), p.kv_type, count * p.dim, staged + (at - key) * p.dim);
       at += count;
     }
   }
   return run;
 }
 
-// Asks for one piece of keys or values that will be read soon.
-ISA_INLINE void Prefetch(const Problem& p, const Tile& tile, int half, int64_t key, int64_t end) {
-  if (!p.in_place) return;
-  for (int64_t start = key; start < std::min(key + kRun, end); start += kPiece) {
-    const char* data = static_cast<const char*>(p.Find(tile, half, start));
-    for (int64_t at = 0; at < kPiece * p.dim * 4; at += 64) __builtin_prefetch(data + at, 0, 2);
-  }
-}
-
-// The softmax of the tile's queries over keys [begin, end), begun afresh in `w.part`.
-ISA_FUNCTION void Segment(const Problem& p, const Tile& tile, int64_t begin, int64_t end, const Scratch& w) {
-  const int rows = static_cast<int>(tile.tokens * p.group);
-  const int64_t dim = p.dim;
-  const bool once = tile.tokens == 1;
+// The softmax of the tile's queries over some keys of one segment, begun afresh in `w.part`.
+ISA_FUNCTION void Segment(const Problem& p, const Tile& tile, Range keys, const Ahead& after, const Scratch& w) {
+  const int rows = static_cast<int>(p.Rows(tile)), each = rows / static_cast<int>(tile.heads);
+  const int64_t dim = p.dim, item = ItemBytes(p.kv_type);
   std::fill(w.part.largest, w.part.largest + rows, kFloor);
   std::fill(w.part.total, w.part.total + rows, 0.0f);
   std::fill(w.part.sums, w.part.sums + rows * dim, 0.0f);
-  for (int64_t block = begin / kBlock * kBlock; block < end; block += kBlock) {
-    const int64_t first = std::max(begin, block), last = std::min(end, block + kBlock);
-    for (int64_t key = first / kRun * kRun; key < last; key += kRun) {
-      if (once) Prefetch(p, tile, 1, std::max(key, first / kPiece * kPiece), last);
-      const Run run = Fetch(p, tile, 0, key, first, last, w.staged);
-      for (int piece = 0; piece < kPieces; ++piece) {
-        if (run.from[piece] >= run.to[piece]) continue;
-        float* scores = w.scores + (key - block) + piece * kPiece;
-        FOR_ROWS(rows, (Scores<R>(w.q + m * dim, run.data[piece], run.to[piece], dim, scores + m * kBlock)))
+  for (int64_t block = keys.begin / kBlock * kBlock; block < keys.end; block += kBlock) {
+    const Range now{std::max(keys.begin, block), std::min(keys.end, block + kBlock)};
+    Prefetcher ahead(p, now.end < keys.end ? Ahead{&tile, {now.end, keys.end}} : after);
+    for (int64_t key = now.begin / kRun * kRun; key < now.end; key += kRun) {
+      for (int head = 0; head < tile.heads; ++head) {
+        const NextRun next{{ahead.Next(), ahead.Next()}, item};
+        const Run run = Fetch(p, tile, tile.head + head, 0, key, now, w.staged);
+        for (int piece = 0; piece < kPieces; ++piece) {
+          if (run.from[piece] >= run.to[piece]) continue;
+          const float* q = w.q + head * each * dim;
+          float* scores = w.scores + head * each * kBlock + (key - block) + piece * kPiece;
+          FOR_ROWS(each, (Scores<R>(q + m * dim, run.data[piece], run.to[piece], dim, m ? nullptr : next.data[piece],
+                                    dim * item, scores + m * kBlock)))
+        }
       }
     }
-    const int count = static_cast<int>((last - block + 15) / 16 * 16);
+    const int count = static_cast<int>((now.end - block + 15) / 16 * 16);
     for (int m = 0; m < rows; ++m) {
-      const int64_t position = tile.position + m / p.group;
-      const int lo = static_cast<int>(std::max(std::max(first, p.FirstKey(position)) - block, int64_t{0}));
-      const int hi = static_cast<int>(std::min(last, position + 1) - block);
+      const int64_t position = tile.position + m % each / p.group;
+      const int lo = static_cast<int>(std::max(std::max(now.begin, p.FirstKey(position)) - block, int64_t{0}));
+      const int hi = static_cast<int>(std::min(now.end, position + 1) - block);
       const float decay = Weigh(w.scores + m * kBlock, lo, hi, count, p.soft_cap, &w.part.largest[m], &w.part.total[m]);
       if (decay != 1.0f) Scale(w.part.sums + m * dim, dim, decay);
     }
-    for (int64_t key = first / kRun * kRun; key < last; key += kRun) {
-      if (once) Prefetch(p, tile, 0, key + kBlock, end);
-      const Run run = Fetch(p, tile, 1, key, first, last, w.staged);
-      FOR_ROWS(rows, (AddValues<R>(w.scores + m * kBlock + (key - block), run, dim, w.part.sums + m * dim)))
+    for (int64_t key = now.begin / kRun * kRun; key < now.end; key += kRun) {
+      for (int head = 0; head < tile.heads; ++head) {
+        const NextRun next{{ahead.Next(), ahead.Next()}, item};
+        const Run run = Fetch(p, tile, tile.head + head, 1, key, now, w.staged);
+        const float* weights = w.scores + head * each * kBlock + (key - block);
+        float* sums = w.part.sums + head * each * dim;
+        FOR_ROWS(each, (AddValues<R>(weights + m * kBlock, run, dim, m ? NextRun{} : next, sums + m * dim)))
+      }
     }
   }
 }
@@ -292,11 +301,15 @@ ISA_FUNCTION void Join(const Softmax& into, const Softmax& part, int rows, int64
 }
 
 ISA_FUNCTION void LoadQueries(const Problem& p, const Tile& tile, float* q) {
-  for (int64_t t = 0; t < tile.tokens; ++t) {
-    const int64_t at = ((tile.token + t) * p.heads + tile.head * p.group) * p.dim;
-    Widen(static_cast<const char*>(p.q) + at * ItemBytes(p.q_type), p.q_type, p.group * p.dim, q + t * p.group * p.dim);
+  const int64_t numbers = p.group * p.dim;
+  for (int64_t head = 0; head < tile.heads; ++head) {
+    for (int64_t t = 0; t < tile.tokens; ++t) {
+      const int64_t at = ((tile.token + t) * p.heads + (tile.head + head) * p.group) * p.dim;
+      const char* from = static_cast<const char*>(p.q) + at * ItemBytes(p.q_type);
+      Widen(from, p.q_type, numbers, q + (head * tile.tokens + t) * numbers);
+    }
   }
-  Scale(q, tile.tokens * p.group * p.dim, p.scale);
+  Scale(q, p.Rows(tile) * p.dim, p.scale);
 }
 
 #undef FOR_ROWS
