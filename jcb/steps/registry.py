@@ -108,7 +108,8 @@ class Registry:
                     progress("compile", len(self.programs), len(self._todo))
 
         with compile_threads(threads) as pool:
-            list(pool.map(build, [key for key in self._todo if key not in self.programs]))
+            # The long ones first, so that no thread begins one when the others are done.
+            list(pool.map(build, [key for key in reversed(self._todo) if key not in self.programs]))
 
     def step(self, shape: StepShape) -> Callable[..., Any]:
         """The program (params, state, packed) → outputs of `shape`."""

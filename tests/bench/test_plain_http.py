@@ -53,3 +53,23 @@ async def test_a_broken_connection_and_an_endless_answer_are_errors(url):
         with pytest.raises(ValueError, match="Content-Length"):
             await client.get("/stream")
         assert await client.post("/", b"still well") == (429, b"still well")
+
+
+def test_uvloop_runs_it_too():
+    uvloop = pytest.importorskip("uvloop")
+
+    async def echo(request):
+        return web.Response(body=await request.read())
+
+    async def ask():
+        app = web.Application()
+        app.router.add_post("/", echo)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with PlainClient("http://{}:{}".format(*runner.addresses[0])) as client:
+            answer = await client.post("/", b"hello")
+        await runner.cleanup()
+        return answer
+
+    assert asyncio.run(ask(), loop_factory=uvloop.Loop) == (200, b"hello")
