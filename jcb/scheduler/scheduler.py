@@ -20,15 +20,7 @@ from jcb.scheduler.pages import PageLedger
 from jcb.scheduler.queue import Queue
 from jcb.scheduler.record import Record
 from jcb.scheduler.roster import Roster
-from jcb.types import (
-    FinishReason,
-    Request,
-    RequestError,
-    ScheduledRow,
-    SequenceOutput,
-    StepPlan,
-    StepResult,
-)
+from jcb.types import FinishReason, Request, RequestError, ScheduledRow, SequenceOutput, StepPlan, StepResult
 
 
 class Scheduler:

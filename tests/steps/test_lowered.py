@@ -31,6 +31,12 @@ class Step:
         return (pages + params["w"][None, :], last + packed[0]), packed.astype(jnp.float32) * self.factor
 
 
+@pytest.fixture(autouse=True)
+def _nothing_refused(monkeypatch):
+    """Whatever kernels other tests of this process were refused."""
+    monkeypatch.setattr("pallas_kernels.dispatch.some_refused", lambda: False)
+
+
 @pytest.fixture
 def packages(tmp_path):
     folder = tmp_path / "package"
