@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jcb.engine.admission import ModelInfo, choice_seed, make_requests, validate
@@ -128,6 +128,7 @@ def test_choice_seeds_are_64_bits_and_differ(seed, index):
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3))
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # the first text drawn makes a table of all characters
 @given(st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(SamplingParams)]), scalars, max_size=4))
 def test_anything_is_taken_or_refused_and_never_crashes(fields):
     sized = ("stop", "stop_token_ids", "logit_bias", "allowed_token_ids")
