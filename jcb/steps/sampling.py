@@ -35,12 +35,12 @@ def sample(logits: jax.Array, rows: Rows, positions: jax.Array, state: DeviceSta
     """One token for each row of f32[R, V] logits. positions: i32[R], where the new token will stand."""
     normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     changes = jnp.any(rows.has(USES_BIAS | USES_PENALTIES | SUPPRESSES_STOP | USES_MASK))
-    draws = jnp.any(rows.temperature > 0)
+    random = rows.temperature > 0
+    draws = jnp.any(random)
 
     def pick(logits: jax.Array) -> jax.Array:
         adjusted = jax.lax.cond(changes, lambda x: change(x, rows, state), lambda x: x, logits)
         best = _best(adjusted)
-        random = rows.temperature > 0
         return jax.lax.cond(
             draws, lambda x: jnp.where(random, draw(x, rows, positions), best), lambda x: best, adjusted
         )
