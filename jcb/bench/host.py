@@ -66,7 +66,7 @@ class EmptyDevice:
     def collect(self, handle: StepPlan) -> StepResult:
         """The outputs of so many rows."""
         began = time.perf_counter()
-        result = outputs.unpack(handle, self._output[: len(handle.rows)].copy(), None)
+        result = outputs.unpack(handle, self._output[: len(handle.rows)].copy(), {})
         self.collect_seconds += time.perf_counter() - began
         return result
 

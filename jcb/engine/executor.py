@@ -14,7 +14,7 @@ import numpy as np
 
 from jcb.config import Limits
 from jcb.metrics import EngineMetrics
-from jcb.steps import mask, outputs, slot
+from jcb.steps import mask, outputs, prompt, slot
 from jcb.steps.compile_guard import CompileGuard
 from jcb.steps.packer import Packer
 from jcb.steps.registry import Registry, name_of
@@ -27,7 +27,7 @@ class Handle:
 
     plan: StepPlan
     packed: jax.Array  # i32[R, outputs.WIDTH]
-    prompt: jax.Array | None  # i32[T, outputs.PROMPT_WIDTH] where some row wants prompt log-probabilities
+    prompt: jax.Array | None  # i32[lines, prompt.WIDTH] where some row wants prompt log-probabilities
 
 
 class DeviceExecutor:
@@ -72,17 +72,24 @@ class DeviceExecutor:
                 self._state = self.registry.load_slot(self._state, content)
         for content in mask.pack(plan, self._limits.vocab_size, self._num_slots):
             self._state = self.registry.load_masks(self._state, content)
-        self._state, *arrays = self.registry.step(shape)(self._params, self._state, packed)
+        self._state, packed_outputs = self.registry.step(shape)(self._params, self._state, packed)
+        packed_outputs.copy_to_host_async()
         self._metrics.record_bucket(name_of(shape), plan.num_tokens, shape.num_tokens)
-        wanted = any(row.wants_prompt_logprobs for row in plan.rows)
-        handle = Handle(plan, arrays[0], arrays[1] if wanted else None)
-        handle.packed.copy_to_host_async()
-        return handle
+        return Handle(plan, packed_outputs, None if shape.decode else self._dispatch_prompt(plan))
+
+    def _dispatch_prompt(self, plan: StepPlan) -> jax.Array | None:
+        """Start the prompt program where some row of the step just started asks for it."""
+        packed = prompt.pack(plan, self.registry.max_tokens)
+        if packed is None:
+            return None
+        self._state, lines = self.registry.prompt(self._params, self._state, packed)
+        return lines
 
     def collect(self, handle: Handle) -> StepResult:
         """Wait for a dispatched step and read its outputs."""
-        prompt = None if handle.prompt is None else np.asarray(handle.prompt)
-        return outputs.unpack(handle.plan, np.asarray(handle.packed), prompt)
+        plan = handle.plan
+        found = {} if handle.prompt is None else prompt.unpack(plan, np.asarray(handle.prompt))
+        return outputs.unpack(plan, np.asarray(handle.packed), found)
 
     def reset(self) -> None:
         """Forget everything on the device: called after a failed step, whose donated state is lost."""

@@ -25,8 +25,8 @@ from jcb.steps.shapes import Shapes
 SECONDS_PER_PROGRAM = 5.0
 """Assumed where nothing was measured: a step of the default model takes two CPU cores 2 to 8 s."""
 
-OTHER_PROGRAMS = 3
-"""Beside the steps: the initial state, the slot program, the mask program."""
+OTHER_PROGRAMS = 4
+"""Beside the steps: the initial state, the slot program, the mask program, the prompt program."""
 
 
 @dataclass(frozen=True)

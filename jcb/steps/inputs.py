@@ -19,14 +19,14 @@ from jcb.types import Request, ScheduledRow
 
 HEADER = 8
 ROW_FIELDS = (
-    "slot", "q_len", "kv_len", "flags", "next_token", "num_logprobs", "seed_low", "seed_high",
-    "temperature", "top_k", "top_p", "min_p", "presence", "frequency", "repetition",
+    "slot", "q_len", "kv_len", "flags", "num_logprobs", "seed_low", "seed_high", "temperature",
+    "top_k", "top_p", "min_p", "presence", "frequency", "repetition",
 )  # fmt: skip
 _FLOATS = ("temperature", "top_p", "min_p", "presence", "frequency", "repetition")
 _WIDTH = len(ROW_FIELDS)
 _LEAST_REPETITION = 1e-6  # smaller ones rank no token differently, but logits over them overflow
 
-SAMPLES, USES_BIAS, USES_PENALTIES, SUPPRESSES_STOP, WANTS_PROMPT_LOGPROBS, USES_MASK = (1 << bit for bit in range(6))
+SAMPLES, USES_BIAS, USES_PENALTIES, SUPPRESSES_STOP, USES_MASK = (1 << bit for bit in range(5))
 
 
 def packed_size(shape: StepShape) -> int:
@@ -42,7 +42,6 @@ class Rows:
     q_len: jax.Array  # i32
     kv_len: jax.Array  # i32
     flags: jax.Array  # i32 bits, see SAMPLES and its neighbours
-    next_token: jax.Array  # i32 prompt token after the last of this row, or -1
     num_logprobs: jax.Array  # i32 alternatives wanted; -1 for none
     seed_low: jax.Array  # i32, bits of the request's seed
     seed_high: jax.Array  # i32
@@ -78,7 +77,6 @@ def row_flags(row: ScheduledRow) -> int:
         + USES_BIAS * bool(params.logit_bias or params.allowed_token_ids is not None)
         + USES_PENALTIES * params.has_penalties
         + SUPPRESSES_STOP * (row.num_output < params.min_tokens and row.mask is None)
-        + WANTS_PROMPT_LOGPROBS * row.wants_prompt_logprobs
         + USES_MASK * (row.mask is not None)
     )
 

@@ -13,7 +13,7 @@ from jcb.steps.inputs import ROW_FIELDS, SAMPLES, packed_size, request_record, r
 from jcb.steps.shapes import StepShape
 from jcb.types import SamplingParams, ScheduledRow, Sequence, StepPlan
 
-_CHANGING = [ROW_FIELDS.index(name) for name in ("slot", "q_len", "kv_len", "flags", "next_token")]
+_CHANGING = [ROW_FIELDS.index(name) for name in ("slot", "q_len", "kv_len", "flags")]
 
 
 class Packer:
@@ -53,7 +53,7 @@ class Packer:
             raise ValueError(f"step {plan.step_id}: a token id is outside 0 … {self._limits.vocab_size - 1}")
         return packed
 
-    def _changing(self, row: ScheduledRow) -> tuple[int, int, int, int, int]:
+    def _changing(self, row: ScheduledRow) -> tuple[int, int, int, int]:
         """What of a row is new in every step; the rest is brought up to date in its slot."""
         slot, start, q_len = row.slot, row.start, row.q_len
         if not (0 <= slot < self._num_slots and q_len >= 1 and start >= 0):
@@ -66,7 +66,7 @@ class Packer:
         if len(row.page_table) * self._limits.page_size < kv_len:
             raise ValueError(f"{row.sequence.request_id}: {len(row.page_table)} pages cannot hold {row.kv_len=}")
         flags = SAMPLES * row.samples if self._is_plain[slot] and row.mask is None else row_flags(row)
-        return slot, q_len, kv_len, flags, row.next_token
+        return slot, q_len, kv_len, flags
 
     def _enter(self, row: ScheduledRow) -> None:
         """The slot has another sequence."""
@@ -89,4 +89,4 @@ class Packer:
 def _is_plain(params: SamplingParams) -> bool:
     """Whether a row without a mask has no flag beside SAMPLES, wherever it stands."""
     changes = params.logit_bias or params.allowed_token_ids is not None or params.has_penalties
-    return not (changes or params.min_tokens or params.prompt_logprobs is not None)
+    return not (changes or params.min_tokens)

@@ -23,7 +23,7 @@ from jcb.config import Limits, SchedulerConfig
 from jcb.models import llama
 from jcb.models.params import abstract, partition_specs
 from jcb.sharding import Placement
-from jcb.steps import mask, slot
+from jcb.steps import mask, prompt, slot
 from jcb.steps.compiler_options import COMPILER_OPTIONS
 from jcb.steps.inputs import packed_size
 from jcb.steps.lowered import LoweredCache
@@ -47,7 +47,7 @@ class Program:
 
 
 class Registry:
-    """The compiled programs of one engine: one per step shape, the slot and mask programs, and the initial state.
+    """The compiled programs of one engine: a step for each shape, the prompt, slot and mask programs, the first state.
 
     statics: of the whole model, whatever `placement` makes of it. kept: lowered steps of earlier starts, for one CPU
     device only.
@@ -71,9 +71,10 @@ class Registry:
         specs, slots = llama.param_specs(statics.config), scheduler.max_num_seqs
         self._param_specs = partition_specs(specs, placement)
         self._params = placement.abstract(abstract(specs, jnp.dtype(dtype)), self._param_specs)
-        make = partial(
-            init_state, statics.layout, statics.config.num_layers, limits.num_pages, slots, limits.vocab_size
-        )
+        self.max_tokens = max(shape.num_tokens for shape in self.shapes.prefill)
+        hidden = jax.ShapeDtypeStruct((self.max_tokens, statics.config.hidden_size), jnp.dtype(dtype))
+        sizes = (statics.config.num_layers, limits.num_pages, slots, limits.vocab_size, hidden)
+        make = partial(init_state, statics.layout, *sizes)
         self._state_specs = state_specs(jax.eval_shape(make), placement)
         self._state = placement.abstract(jax.eval_shape(make), self._state_specs)
         shardings = placement.shardings(self._state_specs)
@@ -81,6 +82,7 @@ class Registry:
         self._todo["slot"] = self._lower_slot
         self._todo["mask"] = self._lower_mask
         local = statics.split(placement)
+        self._todo["prompt"] = partial(self._lower_prompt, local)
         for shape in (*self.shapes.decode, *self.shapes.prefill):
             self._todo[shape] = partial(self._lower_step, local, shape)
 
@@ -89,7 +91,7 @@ class Registry:
 
     @property
     def keys(self) -> tuple[Any, ...]:
-        """What there is to compile: "init", "slot", "mask" and every step shape."""
+        """What there is to compile: "init", "slot", "mask", "prompt" and every step shape."""
         return tuple(self._todo)
 
     def compile(self, key: Any, options: Mapping[str, Any] | None = None) -> Program:
@@ -115,6 +117,11 @@ class Registry:
         """The program (params, state, packed) → outputs of `shape`."""
         return self.programs[shape].call
 
+    @property
+    def prompt(self) -> Callable[..., Any]:
+        """The program (params, state, packed) → outputs that follows a step with prompt log-probabilities."""
+        return self.programs["prompt"].call
+
     def init_state(self) -> DeviceState:
         """A zeroed state, allocated on the device."""
         return self.programs["init"].call()
@@ -133,14 +140,22 @@ class Registry:
         return max(program.temp_bytes for program in self.programs.values())
 
     def _lower_step(self, statics: StepStatics, shape: StepShape) -> Any:
-        function = partial(decode_step if shape.decode else prefill_step, statics, shape)
+        step = decode_step if shape.decode else prefill_step
+        return self._lower(step.__name__, (statics, shape), partial(step, statics, shape), packed_size(shape))
+
+    def _lower_prompt(self, statics: StepStatics) -> Any:
+        step = partial(prompt.prompt_step, statics)
+        return self._lower("prompt_step", (statics,), step, prompt.packed_size(self.max_tokens))
+
+    def _lower(self, name: str, facts: Any, function: Callable[..., Any], size: int) -> Any:
+        """A function (params, state, packed) → (state, outputs). facts: all that it depends on beside its sources."""
         whole = PartitionSpec()
-        outputs = (self._state_specs, whole) if shape.decode else (self._state_specs, whole, whole)
-        split: Any = self._placement.wrap(function, (self._param_specs, self._state_specs, whole), outputs)
-        split.__name__ = "decode_step" if shape.decode else "prefill_step"
-        arguments = (self._params, self._state, self._packed(packed_size(shape)))
+        specs = (self._param_specs, self._state_specs, whole)
+        split: Any = self._placement.wrap(function, specs, (self._state_specs, whole))
+        split.__name__ = name
+        arguments = (self._params, self._state, self._packed(size))
         if self._kept is not None:
-            return self._kept.lower(repr((statics, shape)), split, arguments)
+            return self._kept.lower(repr(facts), split, arguments)
         return jax.jit(split, donate_argnums=1).lower(*arguments)
 
     def _lower_slot(self) -> Any:

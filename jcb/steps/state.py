@@ -35,6 +35,7 @@ class DeviceState:
     bias: jax.Array  # f32[slots, V] added to the logits; -inf forbids a token
     stop_ids: jax.Array  # i32[slots, STOP_WIDTH] padded with V
     mask: jax.Array  # i32[slots, mask_words(V)] bit i of word w: whether id 32 w + i may be sampled
+    hidden: jax.Array  # [T, D] of the last prefill step's tokens, for the prompt program
 
 
 def mask_words(vocab_size: int) -> int:
@@ -42,8 +43,10 @@ def mask_words(vocab_size: int) -> int:
     return -(-vocab_size // 32)
 
 
-def init_state(layout: KVLayout, num_layers: int, num_pages: int, num_slots: int, vocab_size: int) -> DeviceState:
-    """Zeroed state for `num_slots` sequences."""
+def init_state(
+    layout: KVLayout, num_layers: int, num_pages: int, num_slots: int, vocab_size: int, hidden: jax.ShapeDtypeStruct
+) -> DeviceState:
+    """Zeroed state for `num_slots` sequences. hidden: [T, D] of the largest step."""
     return DeviceState(
         kv_pages=layout.init(num_layers, num_pages),
         last_token=jnp.zeros((num_slots,), jnp.int32),
@@ -51,6 +54,7 @@ def init_state(layout: KVLayout, num_layers: int, num_pages: int, num_slots: int
         bias=jnp.zeros((num_slots, vocab_size), jnp.float32),
         stop_ids=jnp.full((num_slots, STOP_WIDTH), vocab_size, jnp.int32),
         mask=jnp.full((num_slots, mask_words(vocab_size)), -1, jnp.int32),
+        hidden=jnp.zeros(hidden.shape, hidden.dtype),
     )
 
 

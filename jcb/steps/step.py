@@ -16,13 +16,10 @@ from jcb.config import ModelConfig, ServeConfig
 from jcb.models import llama
 from jcb.sharding import Placement, local_model
 from jcb.steps import outputs, sampling
-from jcb.steps.inputs import SAMPLES, WANTS_PROMPT_LOGPROBS, Rows, unpack
+from jcb.steps.inputs import SAMPLES, Rows, unpack
 from jcb.steps.shapes import StepShape
 from jcb.steps.state import DeviceState
 from pallas_kernels.layout import KVLayout
-
-PROMPT_LOGPROBS_TILE = 32
-"""Tokens whose whole logits row exists at once while prompt log-probabilities are computed."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +62,16 @@ def decode_step(
 
 def prefill_step(
     statics: StepStatics, shape: StepShape, params: Any, state: DeviceState, packed: jax.Array
-) -> tuple[DeviceState, jax.Array, jax.Array]:
+) -> tuple[DeviceState, jax.Array]:
     """Prompt chunks and, riding along, one token for each decoding row.
 
-    Returns the state, the outputs i32[R, outputs.WIDTH], and prompt log-probabilities
-    i32[T, outputs.PROMPT_WIDTH], zeros where no row asks for them.
+    Returns the state, with the hidden states of all tokens, and the outputs i32[R, outputs.WIDTH].
     """
     batch, rows = unpack(packed, shape, state.last_token)
     hidden, state = _forward(statics, params, batch, state, max_q_len=None)
     last = jnp.clip(batch.cu_q_lens[1:] - 1, 0, shape.num_tokens - 1)
-    state, packed_outputs = _finish(statics, params, hidden[last], rows, state)
-    return state, packed_outputs, _prompt_logprobs(statics, params, hidden, batch, rows)
+    state = dataclasses.replace(state, hidden=jax.lax.dynamic_update_slice_in_dim(state.hidden, hidden, 0, 0))
+    return _finish(statics, params, hidden[last], rows, state)
 
 
 def _forward(
@@ -94,7 +90,8 @@ def _forward(
     return hidden, dataclasses.replace(state, kv_pages=kv_pages)
 
 
-def _logits(statics: StepStatics, params: Any, hidden: jax.Array) -> jax.Array:
+def logits_of(statics: StepStatics, params: Any, hidden: jax.Array) -> jax.Array:
+    """f32[R, V] scores of the token after hidden states [R, D]."""
     where = {"platform": statics.layout.platform, "implementation": statics.implementation}
     return llama.logits(params, hidden, statics.config, statics.axis, **where)
 
@@ -103,7 +100,7 @@ def _finish(
     statics: StepStatics, params: Any, hidden: jax.Array, rows: Rows, state: DeviceState
 ) -> tuple[DeviceState, jax.Array]:
     """Sample from hidden states [R, D]; rows that sample update what their slot remembers."""
-    logits = _logits(statics, params, hidden)
+    logits = logits_of(statics, params, hidden)
     sampled = sampling.sample(logits, rows, rows.kv_len, state)
     slots = jnp.where(rows.has(SAMPLES), rows.slot, state.last_token.shape[0])
     state = dataclasses.replace(
@@ -112,31 +109,3 @@ def _finish(
         seen=state.seen.at[slots, sampled.token_ids].add(2, mode="drop"),
     )
     return state, outputs.pack(sampled)
-
-
-def _prompt_logprobs(statics: StepStatics, params: Any, hidden: jax.Array, batch: llama.Batch, rows: Rows) -> jax.Array:
-    """For each token the log-probability of the prompt token after it, computed tile by tile."""
-    tokens = hidden.shape[0]
-    last = jnp.where(rows.q_len > 0, batch.cu_q_lens[1:] - 1, tokens)
-    targets = jnp.roll(batch.token_ids, -1).at[last].set(rows.next_token, mode="drop")
-    targets = jnp.maximum(targets, 0)
-    tile = min(PROMPT_LOGPROBS_TILE, tokens)
-    padding = -tokens % tile
-
-    def one_tile(xs: tuple[jax.Array, jax.Array]) -> jax.Array:
-        tile_hidden, tile_targets = xs
-        logits = _logits(statics, params, tile_hidden)
-        normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        logprobs = jnp.take_along_axis(logits, tile_targets[:, None], axis=-1) - normaliser
-        top_ids, top_logprobs = sampling.top_alternatives(logits, normaliser)
-        return outputs.pack_prompt(logprobs[:, 0], top_ids, top_logprobs)
-
-    def compute(hidden: jax.Array) -> jax.Array:
-        tiled = jnp.pad(hidden, ((0, padding), (0, 0))).reshape(-1, tile, hidden.shape[1])
-        lines = jax.lax.map(one_tile, (tiled, jnp.pad(targets, (0, padding)).reshape(-1, tile)))
-        return lines.reshape(-1, outputs.PROMPT_WIDTH)[:tokens]
-
-    def skip(hidden: jax.Array) -> jax.Array:
-        return jnp.zeros((hidden.shape[0], outputs.PROMPT_WIDTH), jnp.int32)
-
-    return jax.lax.cond(jnp.any(rows.has(WANTS_PROMPT_LOGPROBS)), compute, skip, hidden)

@@ -1,5 +1,6 @@
 """The device half on a tiny model: in place, compiled once, exact under every mix."""
 
+import dataclasses
 import random
 
 import jax
@@ -240,3 +241,32 @@ def test_b079_prompt_logprobs_of_any_length_compile_nothing_and_stay_small(execu
         del executor.collect
     assert executor.guard.count == 0
     assert {array.shape[1] for array in seen if array is not None} == {41}, "a few numbers a token, never a row of V"
+
+
+def test_the_prompt_program_runs_only_for_those_who_ask_and_chunks_change_nothing(executor, monkeypatch):
+    runs = []
+    program = executor.registry.programs["prompt"]
+    counted = dataclasses.replace(program, call=lambda *args: runs.append(1) or program.call(*args))
+    monkeypatch.setitem(executor.registry.programs, "prompt", counted)
+    prompt = tuple(random.Random(7).randrange(3, VOCAB) for _ in range(50))
+
+    def ask(wanted, **settings):
+        params = SamplingParams(temperature=0, prompt_logprobs=wanted)
+        request = Request(request_id="r", prompt_token_ids=prompt, params=params, max_tokens=5)
+        runs.clear()
+        return run(core(executor, **settings), [request])["r"]
+
+    plain = ask(None)
+    assert not runs
+    whole, chunked = ask(2), ask(2, max_prefill_chunk=7)
+    assert len(runs) == 7, "once for each chunk of 7 of 50 tokens; the last token alone has nothing after it"
+    assert plain[0] == whole[0] == chunked[0]
+    assert [entry.token_id for entry in whole[2]] == [entry.token_id for entry in chunked[2]] == list(prompt[1:])
+    for a, b in zip(whole[2], chunked[2], strict=True):
+        assert a.top_ids == b.top_ids
+        np.testing.assert_allclose([a.logprob, *a.top_logprobs], [b.logprob, *b.top_logprobs], atol=1e-4)
+
+
+def test_the_programs_are_the_steps_and_four_more(executor):
+    shapes = executor.registry.shapes
+    assert set(executor.registry.programs) == {*shapes.decode, *shapes.prefill, "init", "slot", "mask", "prompt"}

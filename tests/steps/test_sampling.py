@@ -17,8 +17,8 @@ from pallas_kernels.layout import KVLayout
 
 V = 300
 NEUTRAL = {
-    "slot": 0, "q_len": 1, "kv_len": 4, "flags": SAMPLES, "next_token": -1, "num_logprobs": -1, "seed_low": 0,
-    "seed_high": 0, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "presence": 0.0, "frequency": 0.0,
+    "slot": 0, "q_len": 1, "kv_len": 4, "flags": SAMPLES, "num_logprobs": -1, "seed_low": 0, "seed_high": 0,
+    "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "presence": 0.0, "frequency": 0.0,
     "repetition": 1.0,
 }  # fmt: skip
 RNG = np.random.default_rng(0)
@@ -33,7 +33,8 @@ def rows(*specs: dict) -> Rows:
 
 
 def state(slots: int = 6, vocab: int = V):
-    return init_state(KVLayout("cpu", "float32", 1, 8, 4), 1, 2, slots, vocab)
+    hidden = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+    return init_state(KVLayout("cpu", "float32", 1, 8, 4), 1, 2, slots, vocab, hidden)
 
 
 def draw(logits, *specs, device=None, positions=None):
