@@ -19,6 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 FORMATS = ("q4_0", "q4_1", "q8_0", "int8")
+ROUNDED_FORMATS = ("q4_0", "q4_1")
+"""Those whose weights meet x in 8 bits, where that is asked for."""
+ACTIVATIONS = ("full", "int8")
 BLOCK = 32
 GROUP = 16
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import call
-from pallas_kernels.packed import FORMATS
+from pallas_kernels.packed import ACTIVATIONS, FORMATS, ROUNDED_FORMATS
 from pallas_kernels.quantized_dot.weights import PackedWeights as PackedWeights
 from pallas_kernels.quantized_dot.weights import dequantise as dequantise
 from pallas_kernels.quantized_dot.weights import take_rows as take_rows
@@ -17,6 +17,7 @@ def quantized_dot(
     packed: PackedWeights,
     layer: jax.Array | int = 0,
     *,
+    activations: str = "full",
     platform: str | None = None,
     implementation: str = "auto",
 ) -> jax.Array:
@@ -25,6 +26,8 @@ def quantized_dot(
     layer: i32[], inside `packed` (out of range is the caller's mistake: XLA clamps it, the C++ kernel refuses it).
     The whole array goes in and nothing of it is copied. Products are those of x and of the exact weights in float32;
     only the order of the sum differs between implementations, and in the C++ kernel it does not depend on T.
+    activations: "full", or "int8", which rounds x to 8 bits before it meets 4-bit weights (see `rounding.round_int8`),
+    in every implementation; weights of 8 bits meet x as it is.
     platform: "cpu", "gpu" or "tpu", where the program will run; None asks JAX. Raises ValueError when shapes do not
     fit together.
     """
@@ -39,5 +42,8 @@ def quantized_dot(
         raise ValueError(f"x must be [T, {shape.inner}], got {x.shape=}")
     if x.dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"x must be float32 or bfloat16, got {x.dtype}")
+    if activations not in ACTIVATIONS:
+        raise ValueError(f"{activations=} is not one of {', '.join(ACTIVATIONS)}")
     platform = platform or jax.default_backend()
-    return call("quantized_dot", implementation, platform, x, packed, jnp.asarray(layer, jnp.int32))
+    rounds = activations == "int8" and packed.format in ROUNDED_FORMATS
+    return call("quantized_dot", implementation, platform, x, packed, jnp.asarray(layer, jnp.int32), rounds=rounds)

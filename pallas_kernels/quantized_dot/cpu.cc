@@ -1,9 +1,11 @@
 // quantized_dot on CPUs: weights stay packed in memory and are widened to float32 on their way into the product.
-// The packing is described in packed.py, the loops are in cpu_kernel.h.
+// The packing is described in packed.py; the loops are in cpu_kernel.h, and in cpu_int8.h where x is rounded to 8 bits.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -41,6 +43,21 @@ struct Job {
 
 using Kernel = void (*)(const Job&, long first, long last);
 
+constexpr long kQuads = kBlock / 4;  // a block's 8-bit numbers of x, four at a time
+constexpr long kQuadBlocks = 24;     // blocks of weights widened at a time: 15 KiB
+constexpr float kSmallest = 1e-30f;  // blocks of x below it are zero
+
+// Which weight of a block meets number `i` of a quad: the order in which 4-bit codes come apart fastest.
+constexpr long weight_of(long quad, long i) { return quad / 2 * 4 + quad % 2 + i / 2 * 2 + i % 2 * 16; }
+
+// x in 8 bits: numbers [rows, blocks, quad, 4], and of each block its step and the sum of its numbers times the step.
+struct Rounded {
+  int8_t* numbers;
+  float *steps, *totals;
+};
+
+using RoundedKernel = void (*)(const Job&, const Rounded&, long first, long last);
+
 namespace plain {
 #define ISA_TARGET
 #define LANES 4
@@ -48,6 +65,10 @@ namespace plain {
 using Vector = float __attribute__((vector_size(4 * LANES)));
 using Int = int32_t __attribute__((vector_size(4 * LANES)));
 ISA_TARGET inline Vector fma(Vector a, Vector b, Vector c) { return a * b + c; }
+ISA_TARGET inline Vector nearest(Vector a) {
+  for (int i = 0; i < LANES; ++i) a[i] = std::nearbyint(a[i]);
+  return a;
+}
 ISA_TARGET inline Int bytes(const uint8_t* from) { return Int{from[0], from[1], from[2], from[3]}; }
 ISA_TARGET inline Int bytes(const int8_t* from) { return Int{from[0], from[1], from[2], from[3]}; }
 ISA_TARGET inline Vector half(const uint16_t* from) {
@@ -67,6 +88,7 @@ ISA_TARGET inline Vector half(const uint16_t* from) {
   return values;
 }
 #include "cpu_kernel.h"
+#include "cpu_int8.h"
 #undef LANES
 #undef TILE_ROWS
 #undef ISA_TARGET
@@ -77,9 +99,13 @@ namespace avx2 {
 #define ISA_TARGET __attribute__((target("avx2,fma,f16c")))
 #define LANES 8
 #define TILE_ROWS 6
+#define HAS_QUADS
 using Vector = float __attribute__((vector_size(4 * LANES)));
 using Int = int32_t __attribute__((vector_size(4 * LANES)));
 ISA_TARGET inline Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+ISA_TARGET inline Vector nearest(Vector a) {
+  return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 ISA_TARGET inline Int bytes(const uint8_t* from) {
   return (Int)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 }
@@ -90,9 +116,11 @@ ISA_TARGET inline Vector half(const uint16_t* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 #include "cpu_kernel.h"
+#include "cpu_int8.h"
 #undef LANES
 #undef TILE_ROWS
 #undef ISA_TARGET
+#undef HAS_QUADS
 }  // namespace avx2
 
 namespace avx512 {
@@ -126,11 +154,32 @@ Kernel kernel_for(Format format, InstructionSet set) {
   return plain::kernel(format);
 }
 
+struct RoundedKernels {
+  void (*round)(const Job&, const Rounded&, long first_row, long last_row);
+  RoundedKernel multiply;
+};
+
+RoundedKernels rounded_kernels_for(Format format, InstructionSet set) {
+#if defined(__x86_64__)
+  if (set != InstructionSet::kPlain) return {avx2::round_rows, avx2::rounded_kernel(format)};
+#endif
+  return {plain::round_rows, plain::rounded_kernel(format)};
+}
+
 namespace ffi = xla::ffi;
+
+// Calls work(first, last) for pieces of [0, count) of at least `least`, enough to keep the pool's threads equally busy.
+template <class Work>
+void in_pieces(ffi::ThreadPool& pool, long count, long least, const Work& work) {
+  const long size = std::max(count / (16 * std::max<long>(pool.num_threads(), 1)), least);
+  pallas_kernels::ParallelFor(pool, (count + size - 1) / size, [&](int64_t piece) {
+    work(piece * size, std::min(count, (piece + 1) * size));
+  });
+}
 
 ffi::Error quantized_dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer codes, ffi::AnyBuffer scales,
                          ffi::Buffer<ffi::F16> mins, ffi::Buffer<ffi::S32> layer, ffi::Result<ffi::Buffer<ffi::F32>> y,
-                         int32_t format, std::string_view isa) {
+                         int32_t format, bool round, std::string_view isa) {
   const long index = layer.typed_data()[0], layers = codes.dimensions()[0];
   if (index < 0 || index >= layers) {
     return ffi::Error::InvalidArgument("layer " + std::to_string(index) + " of " + std::to_string(layers));
@@ -140,12 +189,22 @@ ffi::Error quantized_dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Any
   };
   const Job job{of_layer(codes), of_layer(scales), reinterpret_cast<const uint16_t*>(of_layer(mins)),
                 x.typed_data(), y->typed_data(), x.dimensions()[0], x.dimensions()[1], y->dimensions()[1]};
-  const Kernel kernel = kernel_for(static_cast<Format>(format), pallas_kernels::Choose(isa));
-  const long groups = codes.dimensions()[1], pieces = 16 * std::max<long>(pool.num_threads(), 1);
-  const long size = std::max<long>(groups / pieces, 2);
-  pallas_kernels::ParallelFor(pool, (groups + size - 1) / size, [&](int64_t piece) {
-    kernel(job, piece * size, std::min(groups, (piece + 1) * size));
-  });
+  const Format kind = static_cast<Format>(format);
+  const InstructionSet set = pallas_kernels::Choose(isa);
+  const long groups = codes.dimensions()[1];
+  if (!round) {
+    const Kernel kernel = kernel_for(kind, set);
+    in_pieces(pool, groups, 2, [&](long first, long last) { kernel(job, first, last); });
+    return ffi::Error::Success();
+  }
+  if (code_bytes(kind) != 16) return ffi::Error::InvalidArgument("x is rounded for 4-bit weights only");
+  const long places = job.rows * job.blocks();
+  const std::unique_ptr<int8_t[]> numbers(new int8_t[places * kBlock]);
+  const std::unique_ptr<float[]> floats(new float[2 * places]);
+  const Rounded rounded{numbers.get(), floats.get(), floats.get() + places};
+  const RoundedKernels kernels = rounded_kernels_for(kind, set);
+  in_pieces(pool, job.rows, 32, [&](long first, long last) { kernels.round(job, rounded, first, last); });
+  in_pieces(pool, groups, 2, [&](long first, long last) { kernels.multiply(job, rounded, first, last); });
   return ffi::Error::Success();
 }
 
@@ -161,4 +220,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(pallas_kernels_quantized_dot, quantized_dot,
                                   .Arg<ffi::Buffer<ffi::S32>>()   // layer
                                   .Ret<ffi::Buffer<ffi::F32>>()   // y [rows, out]
                                   .Attr<int32_t>("format")
+                                  .Attr<bool>("round")  // x to 8 bits
                                   .Attr<std::string_view>("isa"));

@@ -13,8 +13,11 @@ from pallas_kernels.quantized_dot.weights import PackedWeights
 HANDLER = "pallas_kernels_quantized_dot"
 
 
-def quantized_dot(x: jax.Array, packed: PackedWeights, layer: jax.Array, *, instruction_set: str = "") -> jax.Array:
-    """See `pallas_kernels.quantized_dot`. instruction_set: the best that the processor has if "", else at most this.
+def quantized_dot(
+    x: jax.Array, packed: PackedWeights, layer: jax.Array, *, rounds: bool = False, instruction_set: str = ""
+) -> jax.Array:
+    """See `pallas_kernels.quantized_dot`. rounds: x to 8 bits. instruction_set: "" is the best that the processor has,
+    else at most this.
 
     Raises NotImplementedError where the C++ kernels are not built.
     """
@@ -22,6 +25,5 @@ def quantized_dot(x: jax.Array, packed: PackedWeights, layer: jax.Array, *, inst
     native.register()
     run = jax.ffi.ffi_call(HANDLER, jax.ShapeDtypeStruct((x.shape[0], packed.out), jnp.float32))
     format = np.int32(FORMATS.index(packed.format))
-    return run(
-        x.astype(jnp.float32), packed.codes, packed.scales, packed.mins, layer, format=format, isa=instruction_set
-    )
+    arrays = (x.astype(jnp.float32), packed.codes, packed.scales, packed.mins, layer)
+    return run(*arrays, format=format, round=rounds, isa=instruction_set)

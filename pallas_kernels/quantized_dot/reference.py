@@ -5,9 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.quantized_dot.rounding import round_int8
 from pallas_kernels.quantized_dot.weights import PackedWeights, dequantise
 
 
-def quantized_dot(x: jax.Array, packed: PackedWeights, layer: jax.Array) -> jax.Array:
-    """See `pallas_kernels.quantized_dot`."""
-    return jnp.dot(x.astype(jnp.float32), dequantise(packed, layer).T, precision=jax.lax.Precision.HIGHEST)
+def quantized_dot(x: jax.Array, packed: PackedWeights, layer: jax.Array, *, rounds: bool = False) -> jax.Array:
+    """See `pallas_kernels.quantized_dot`. rounds: x to 8 bits."""
+    x = round_int8(x) if rounds else x.astype(jnp.float32)
+    return jnp.dot(x, dequantise(packed, layer).T, precision=jax.lax.Precision.HIGHEST)

@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.packed import GROUP
+from pallas_kernels.quantized_dot.rounding import round_int8
 from pallas_kernels.quantized_dot.weights import PackedWeights, dequantise
 
 _PIECE_GROUPS = 64
 
 
-def quantized_dot(x: jax.Array, packed: PackedWeights, layer: jax.Array) -> jax.Array:
-    """See `pallas_kernels.quantized_dot`."""
-    x = x.astype(jnp.float32)
+def quantized_dot(x: jax.Array, packed: PackedWeights, layer: jax.Array, *, rounds: bool = False) -> jax.Array:
+    """See `pallas_kernels.quantized_dot`. rounds: x to 8 bits."""
+    x = round_int8(x) if rounds else x.astype(jnp.float32)
     groups = packed.packed_shape.groups
     size = max(size for size in range(1, min(_PIECE_GROUPS, groups) + 1) if groups % size == 0)
 

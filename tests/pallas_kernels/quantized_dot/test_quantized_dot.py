@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from pallas_kernels import native
 from pallas_kernels.native import INSTRUCTION_SETS
-from pallas_kernels.packed import FORMATS, PackedShape, pack
+from pallas_kernels.packed import FORMATS, ROUNDED_FORMATS, PackedShape, pack
 from pallas_kernels.quantized_dot import PackedWeights, dequantise, quantized_dot, take_rows
 from pallas_kernels.quantized_dot.cases import CASES, Case, make
 from pallas_kernels.quantized_dot.cpu import quantized_dot as quantized_dot_cpu
+from pallas_kernels.quantized_dot.rounding import round_int8
 
 CPU = pytest.param("cpu", marks=pytest.mark.skipif(not native.available(), reason=native.why_not()))
 BACKENDS = ["reference", "xla", CPU]
@@ -65,6 +66,33 @@ def test_every_case_is_the_product_with_the_widened_weights(case, implementation
     assert np.abs(np.asarray(got - other)).max() > 1e-3  # the layer counts
 
 
+@pytest.mark.parametrize("implementation", BACKENDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_with_x_in_8_bits(case, implementation):
+    """The product of x as `round_int8` has it, as near as any float32 sum; weights of 8 bits meet x as it is."""
+    x, packed = make(case)
+    got = quantized_dot(x, packed, case.layer, activations="int8", implementation=implementation)
+    full = quantized_dot(x, packed, case.layer, implementation=implementation)
+    if case.format not in ROUNDED_FORMATS:
+        np.testing.assert_array_equal(got, full)
+        return
+    weights = np.asarray(dequantise(packed, case.layer))
+    assert error(got, np.asarray(round_int8(x)), weights) < 2 * case.inner**0.5
+    assert np.abs(np.asarray(got - full)).max() > 1e-4  # x was rounded
+
+
+def test_rounding_to_8_bits_is_near_and_keeps_what_has_no_size():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((40, 96)) * np.logspace(-20, 20, 40)[:, None], jnp.float32)
+    largest = np.abs(np.asarray(x)).reshape(40, 3, 32).max(axis=-1)
+    step = np.repeat(largest / 127, 32, axis=1)
+    got = np.asarray(round_int8(x))
+    assert (np.abs(got - np.asarray(x)) <= step * (0.5 + 1e-4)).all()
+    assert np.abs(got - np.asarray(x)).max() > 0
+    np.testing.assert_allclose(np.abs(got).reshape(40, 3, 32).max(axis=-1), largest, rtol=1e-6)
+    assert not np.asarray(round_int8(jnp.zeros((2, 64)))).any()
+    assert not np.asarray(round_int8(jnp.full((1, 32), 1e-33))).any()
+
+
 @pytest.mark.parametrize("format", HEADER)
 def test_weights_are_exactly_those_of_the_file(format):
     packed, want = from_file(format, stored(format, 45, 96))
@@ -100,33 +128,38 @@ def test_instruction_sets_agree(format, instruction_set):
         assert error(got, np.asarray(x), weights) < 2 * 288**0.5
         hot = quantized_dot_cpu(jnp.eye(288)[:rows], packed, jnp.int32(1), instruction_set=instruction_set)
         np.testing.assert_array_equal(hot, weights.T[:rows])
+        if format in ROUNDED_FORMATS:
+            got = quantized_dot_cpu(x, packed, jnp.int32(1), rounds=True, instruction_set=instruction_set)
+            assert error(got, np.asarray(round_int8(x)), weights) < 2 * 288**0.5
     with pytest.raises(ValueError, match="sse9"):
         quantized_dot_cpu(x, packed, jnp.int32(1), instruction_set="sse9")
 
 
+@pytest.mark.parametrize("activations", ["full", "int8"])
 @pytest.mark.parametrize("implementation", BACKENDS)
 @pytest.mark.parametrize("rows", [3, 20])
-def test_nan_and_infinity_stay_in_their_row(implementation, rows):
+def test_nan_and_infinity_stay_in_their_row(implementation, rows, activations):
     case = Case("special", rows, 48, 96)
     x, packed = make(case)
     x = x.at[0, 40].set(jnp.nan).at[1, 7].set(jnp.inf)
-    got = np.asarray(quantized_dot(x, packed, 1, implementation=implementation))
-    want = np.asarray(quantized_dot(x, packed, 1, implementation="reference"))
+    got = np.asarray(quantized_dot(x, packed, 1, activations=activations, implementation=implementation))
+    want = np.asarray(quantized_dot(x, packed, 1, activations=activations, implementation="reference"))
     assert np.isnan(got[0]).all()
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
     np.testing.assert_array_equal(got[1], want[1])
     assert np.isfinite(got[2:]).all()
 
 
-@pytest.mark.parametrize("implementation", ["cpu"])
+@pytest.mark.parametrize("activations", ["full", "int8"])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_row_does_not_depend_on_the_others(format, implementation):
+def test_a_row_does_not_depend_on_the_others(format, activations):
     if not native.available():
         pytest.skip(native.why_not())
-    x, packed = make(Case("rows", 50, 80, 288, format=format))
-    whole = np.asarray(quantized_dot(x, packed, 1, implementation=implementation))
+    how = {"activations": activations, "implementation": "cpu"}
+    x, packed = make(Case("rows", 50, 80, 1056, format=format))
+    whole = np.asarray(quantized_dot(x, packed, 1, **how))
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 32):
-        got = quantized_dot(x[50 - rows :], packed, 1, implementation=implementation)
+        got = quantized_dot(x[50 - rows :], packed, 1, **how)
         np.testing.assert_array_equal(got, whole[50 - rows :], err_msg=f"{rows} rows")
 
 
@@ -136,14 +169,17 @@ def test_a_row_does_not_depend_on_the_others(format, implementation):
     out=st.integers(1, 70),
     blocks=st.integers(1, 20),
     format=st.sampled_from(FORMATS),
+    activations=st.sampled_from(["full", "int8"]),
     seed=st.integers(0, 99),
 )
-def test_any_shape(rows, out, blocks, format, seed):
+def test_any_shape(rows, out, blocks, format, activations, seed):
     if not native.available():
         pytest.skip(native.why_not())
     case = Case("any", rows, out, 32 * blocks, format=format, layers=1, layer=0)
     x, packed = make(case, seed)
-    got = quantized_dot(x, packed, implementation="cpu")
+    got = quantized_dot(x, packed, activations=activations, implementation="cpu")
+    if activations == "int8" and format in ROUNDED_FORMATS:
+        x = round_int8(x)
     assert error(got, np.asarray(x), np.asarray(dequantise(packed, 0))) < 2 * case.inner**0.5
 
 
@@ -216,6 +252,8 @@ def test_bad_shapes_are_refused():
     x, packed = make(CASES[0])
     with pytest.raises(ValueError, match=r"x must be \[T, 64\]"):
         quantized_dot(x[:, :32], packed)
+    with pytest.raises(ValueError, match="activations='int4' is not one of full, int8"):
+        quantized_dot(x, packed, activations="int4")
     with pytest.raises(ValueError, match="float32 or bfloat16"):
         quantized_dot(x.astype(jnp.float16), packed)
     with pytest.raises(ValueError, match="scales of"):
