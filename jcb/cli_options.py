@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
 from jcb import config_file
-from jcb.config import Dtype, SchedulingPolicy, ServeConfig, Weights
+from jcb.config import Activations, Dtype, SchedulingPolicy, ServeConfig, Weights
 
 _SETTINGS = {field.path.rpartition(".")[2]: field for field in config_file.fields().values()}
 
@@ -36,6 +36,9 @@ class EngineOptions:
     ] = None
     dtype: Annotated[Dtype | None, setting("dtype", "what the model computes in")] = None
     weights: Annotated[Weights | None, setting("weights", "packed in memory as in the file, or as dtype")] = None
+    activations: Annotated[
+        Activations | None, setting("activations", "what meets packed 4-bit weights: as computed, or in 8 bits")
+    ] = None
     max_model_len: Annotated[
         int | None, setting("max_model_len", "most tokens of one sequence", "the model's own", metavar="INT")
     ] = None

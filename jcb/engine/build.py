@@ -112,6 +112,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
             "device": str(jax.devices()[0]),
             "dtype": config.dtype,
             "weights_kept": config.weights,
+            "activations": config.activations,
             "programs": len(registry),
             "compile_cache": compile_cache,
             "load_seconds": loaded - started,

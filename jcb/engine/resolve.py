@@ -12,6 +12,7 @@ from jcb.config import Limits, ModelConfig, ServeConfig, Weights
 from jcb.engine.memory import Device, MemoryPlan, pages_for_budget
 from jcb.models.specs import nbytes, param_specs
 from pallas_kernels.native.build import NotBuiltError, find_library
+from pallas_kernels.packed import ROUNDED_FORMATS
 from pallas_kernels.page import PageShape
 
 _PAGE_SIZES = {"cpu": 16, "gpu": 16, "tpu": 128}
@@ -24,6 +25,7 @@ def resolve(config: ServeConfig, model: ModelConfig, device: Device, devices: in
     page_size = config.cache.page_size or _PAGE_SIZES.get(device.platform, 16)
     config = dataclasses.replace(config, dtype=dtype, cache=dataclasses.replace(config.cache, page_size=page_size))
     config = dataclasses.replace(config, weights=_weights(config, model, device.platform, devices))
+    _check_activations(config, model)
     max_model_len = config.scheduler.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ValueError(f"{max_model_len=} is above the model's {model.max_position_embeddings} positions")
@@ -82,9 +84,18 @@ def _kernels_are_built() -> bool:
     return True
 
 
+def _check_activations(config: ServeConfig, model: ModelConfig) -> None:
+    """Raises ValueError where "int8" would change nothing."""
+    kept = {format for _, format in as_kept(config, model).shipped}
+    if config.activations == "int8" and not kept.intersection(ROUNDED_FORMATS):
+        held = f"weights={config.weights!r} keeps " + (", ".join(sorted(kept)) or "none packed")
+        raise ValueError(f"activations='int8' needs packed Q4_0 or Q4_1 weights, and {held}; use activations='full'")
+
+
 def as_kept(config: ServeConfig, model: ModelConfig) -> ModelConfig:
-    """`model` with only those parameters packed that a resolved `config` keeps so."""
-    return model if config.weights == "as-shipped" else dataclasses.replace(model, shipped=())
+    """`model` as a resolved `config` computes it: which parameters stay packed, and what meets them."""
+    shipped = model.shipped if config.weights == "as-shipped" else ()
+    return dataclasses.replace(model, shipped=shipped, activations=config.activations)
 
 
 def page_shape_of(config: ServeConfig, model: ModelConfig, platform: str) -> PageShape:

@@ -60,11 +60,12 @@ def forward(
     attend = partial(paged_attention, layout=layout, max_q_len=max_q_len, implementation=implementation)
 
     packed = {name: w for name, w in params["layers"].items() if isinstance(w, PackedWeights)}
+    how = (config.activations, layout.platform, implementation)
 
     def layer(carry: tuple[jax.Array, jax.Array], xs: tuple[Any, jax.Array]) -> tuple[Any, None]:
         hidden, kv_pages = carry
         dense, index = xs
-        weights = dense | {name: PackedLayer(w, index, layout.platform, implementation) for name, w in packed.items()}
+        weights = dense | {name: PackedLayer(w, index, *how) for name, w in packed.items()}
         q, k, v = _project(weights, layers.rms_norm(hidden, weights["attention_norm"], eps), config)
         if config.qk_norm:
             q, k = layers.rms_norm(q, weights["q_norm"], eps), layers.rms_norm(k, weights["k_norm"], eps)
@@ -97,7 +98,7 @@ def logits(
     """
     head = params.get("head", params["embedding"])
     if isinstance(head, PackedWeights):
-        head = PackedLayer(head, 0, platform, implementation)
+        head = PackedLayer(head, 0, config.activations, platform, implementation)
     scores = layers.linear_f32(hidden, head)
     if axis is None or scores.shape[1] == config.vocab_size:
         return scores

@@ -1,5 +1,7 @@
 """A model whose weights stay packed computes what its dense twin computes, with every backend."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -28,3 +30,22 @@ def test_packed_equals_dense(tmp_path, quant, implementation):
     want = run(dense, checkpoint.config, IDS, [11])
     np.testing.assert_allclose(run(packed, config, IDS, [1, 5, 5], implementation), want, atol=2e-4, rtol=2e-4)
     assert np.abs(want).max() > 1
+
+
+@pytest.mark.parametrize("implementation", ["auto", "xla"])
+def test_activations_in_8_bits_change_answers_a_little(tmp_path, implementation):
+    """Only where weights have 4 bits, the same in every backend."""
+    if implementation == "auto" and not native.available():
+        pytest.skip(native.why_not())
+    for quant in ("Q4_1", "Q8_0"):
+        checkpoint = open_checkpoint(write_tiny_gguf(tmp_path / f"{quant}.gguf", quant=quant))
+        config = shipped_config(checkpoint)
+        params = load_params(checkpoint, param_specs(config), "float32")
+        rounded = dataclasses.replace(config, activations="int8")
+        full, got = (run(params, one, IDS, [11], implementation) for one in (config, rounded))
+        if quant == "Q8_0":
+            np.testing.assert_array_equal(got, full)
+            continue
+        difference = np.abs(got - full).max()
+        assert 1e-4 < difference < 0.1 * np.abs(full).max()
+        np.testing.assert_allclose(got, run(params, rounded, IDS, [11], "reference"), atol=0.05 * difference)
