@@ -101,7 +101,7 @@ class Preflight:
             alias_bytes=program.alias_bytes,
             temp_bytes=program.temp_bytes,
             code_bytes=memory.generated_code_size_in_bytes,
-            output_bytes=memory.output_size_in_bytes,
+            output_bytes=program.output_bytes,
             flops=moved.flops,
             bytes_accessed=moved.nbytes,
             unknown_loops=moved.unknown_loops,

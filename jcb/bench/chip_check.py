@@ -184,7 +184,7 @@ def time_decode_step(model: ModelConfig, rows: int, context: int, roofline: Roof
     seconds = []
     for _ in range(STEPS):
         start = time.perf_counter()
-        state, out = program.call(params, state, packed)
+        state, out, _ = program.call(params, state, packed)
         out.block_until_ready()
         seconds.append(time.perf_counter() - start)
     weights = nbytes(specs, dtype) - (0 if model.tie_word_embeddings else nbytes({"e": specs["embedding"]}, dtype))

@@ -14,7 +14,7 @@ import numpy as np
 
 from jcb.config import Limits
 from jcb.metrics import EngineMetrics
-from jcb.steps import mask, outputs, prompt, slot
+from jcb.steps import mask, outputs, pick, prompt, slot
 from jcb.steps.compile_guard import CompileGuard
 from jcb.steps.packer import Packer
 from jcb.steps.registry import Registry, name_of
@@ -58,7 +58,7 @@ class DeviceExecutor:
         """Run one empty step, so that first-use costs are paid, and arm the compile guard."""
         shape = self.registry.shapes.decode[0]
         packed = self._packer.pack(StepPlan(0, ()), shape)
-        self._state, outputs_array = self.registry.step(shape)(self._params, self._state, packed)
+        self._state, outputs_array, _ = self.registry.step(shape)(self._params, self._state, packed)
         np.asarray(outputs_array)
         self.guard.arm()
 
@@ -72,7 +72,10 @@ class DeviceExecutor:
                 self._state = self.registry.load_slot(self._state, content)
         for content in mask.pack(plan, self._limits.vocab_size, self._num_slots):
             self._state = self.registry.load_masks(self._state, content)
-        self._state, packed_outputs = self.registry.step(shape)(self._params, self._state, packed)
+        records = pick.split(packed, shape)
+        self._state, packed_outputs, logits = self.registry.step(shape)(self._params, self._state, packed)
+        if records is not None:
+            self._state, packed_outputs = self.registry.pick(shape.num_rows)(logits, self._state, records)
         packed_outputs.copy_to_host_async()
         self._metrics.record_bucket(name_of(shape), plan.num_tokens, shape.num_tokens)
         return Handle(plan, packed_outputs, None if shape.decode else self._dispatch_prompt(plan))

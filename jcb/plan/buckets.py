@@ -26,14 +26,20 @@ SECONDS_PER_PROGRAM = 5.0
 """Assumed where nothing was measured: a step of the default model takes two CPU cores 2 to 8 s."""
 
 OTHER_PROGRAMS = 4
-"""Beside the steps: the initial state, the slot program, the mask program, the prompt program."""
+"""Beside the steps and the pick programs: the initial state, the slot, the mask and the prompt program."""
+
+
+def programs_of(shapes: Shapes) -> int:
+    """All that are compiled for `shapes`: steps, a pick program for each number of rows, and the others."""
+    return len(shapes.decode) + len(shapes.prefill) + len(shapes.row_counts) + OTHER_PROGRAMS
 
 
 @dataclass(frozen=True)
 class Choice:
     """Buckets that were chosen and what they change. *_before: with the buckets of the given settings.
 
-    tokens: asked for in all; padded: computed for them; rows: those whose logits are computed; programs: steps only.
+    tokens: asked for in all; padded: computed for them; rows: those whose logits are computed; programs: steps only;
+    compiled: all.
     """
 
     scheduler: SchedulerConfig
@@ -45,6 +51,8 @@ class Choice:
     rows: int
     programs_before: int
     programs: int
+    compiled_before: int
+    compiled: int
 
     @property
     def ratio_before(self) -> float:
@@ -57,7 +65,7 @@ class Choice:
 
     def compile_seconds(self, each: float) -> tuple[float, float]:
         """Forecast before and after, one program after another, of which each takes so long."""
-        return tuple(each * (count + OTHER_PROGRAMS) for count in (self.programs_before, self.programs))  # ty: ignore
+        return each * self.compiled_before, each * self.compiled
 
 
 def choose_buckets(
@@ -96,6 +104,8 @@ def choose_buckets(
         rows=demand.padded_rows(after),
         programs_before=len(before.decode) + len(before.prefill),
         programs=len(after.decode) + len(after.prefill),
+        compiled_before=programs_of(before),
+        compiled=programs_of(after),
     )
 
 
@@ -128,7 +138,7 @@ def report(choice: Choice, seconds_each: float, is_measured: bool) -> list[str]:
         f"{'step programs':<28}{choice.programs_before:>14,}{choice.programs:>14,}",
         f"{'forecast compile seconds':<28}{before:>14,.0f}{after:>14,.0f}",
         f"(one program after another at {seconds_each:g} s each, {'as given' if is_measured else 'assumed'}, "
-        f"{OTHER_PROGRAMS} more programs included)",
+        f"{choice.compiled - choice.programs} more programs included)",
     ]
 
 

@@ -16,7 +16,7 @@ from jcb.config import ModelConfig, ServeConfig, replace
 from jcb.engine.memory import RESERVED_FOR_TEMPORARIES, Device
 from jcb.engine.resolve import page_bytes, plan_memory
 from jcb.models.specs import leaves, param_specs
-from jcb.plan.buckets import OTHER_PROGRAMS
+from jcb.plan.buckets import programs_of
 from jcb.simulate.fit import Calibration
 from jcb.simulate.setup import Engine, make_engine, timed_engine
 from jcb.simulate.shape import ModelShape
@@ -96,6 +96,7 @@ class Plan:
     average: Fit  # sequences in every stage of their answers
     decode_programs: tuple[int, ...]
     prefill_programs: tuple[tuple[int, int], ...]
+    programs: int  # all that are compiled
     sustained: int
     limit: str
     bound: str
@@ -105,11 +106,6 @@ class Plan:
     full: Speed
     preemptions: int
     is_fitted: bool
-
-    @property
-    def programs(self) -> int:
-        """All that are compiled, the three beside the steps included."""
-        return len(self.decode_programs) + len(self.prefill_programs) + OTHER_PROGRAMS
 
 
 def make_plan(
@@ -156,6 +152,7 @@ def make_plan(
         average=fits[2],
         decode_programs=tuple(shape.num_rows for shape in engine.spec.shapes.decode),
         prefill_programs=tuple((shape.num_tokens, shape.num_rows) for shape in engine.spec.shapes.prefill),
+        programs=programs_of(engine.spec.shapes),
         sustained=sustained,
         limit=_limit(fits, slots, sustained, budget),
         bound=_bound(engine, clients, input_len + output_len / 2),

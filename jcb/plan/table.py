@@ -133,7 +133,7 @@ def _programs(plan: Plan, compile_seconds: float | None) -> Iterator[tuple[str, 
     each = compile_seconds or SECONDS_PER_PROGRAM
     source = "as given" if compile_seconds else "assumed"
     total = f"{plan.programs * each:,.0f} s at {each:g} s each, {source}"
-    yield "with those of state, slots, masks, prompts", f"{plan.programs}", total
+    yield "with those that pick, load and set up", f"{plan.programs}", total
 
 
 def _listed(numbers: list[int] | tuple[int, ...]) -> str:

@@ -109,14 +109,19 @@ def request_record(request: Request) -> np.ndarray:
 _FLOAT_INDEX = [ROW_FIELDS.index(name) for name in _FLOATS]
 
 
+def read_rows(records: jax.Array) -> Rows:
+    """Row records i32[R, len(ROW_FIELDS)] by field."""
+    fields = {name: records[:, index] for index, name in enumerate(ROW_FIELDS)}
+    for name in _FLOATS:
+        fields[name] = jax.lax.bitcast_convert_type(fields[name], jnp.float32)
+    return Rows(**fields)
+
+
 def unpack(packed: jax.Array, shape: StepShape, last_token: jax.Array) -> tuple[Batch, Rows]:
     """The traced half of `packer`: what the model reads, and what sampling reads. Source of -1 ids: `last_token`."""
     records, table, tokens = views(packed, shape)
     num_seqs = packed[0]
-    fields = {name: records[:, index] for index, name in enumerate(ROW_FIELDS)}
-    for name in _FLOATS:
-        fields[name] = jax.lax.bitcast_convert_type(fields[name], jnp.float32)
-    rows = Rows(**fields)
+    rows = read_rows(records)
     starts = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(rows.q_len, dtype=jnp.int32)])
     index = jnp.arange(shape.num_tokens, dtype=jnp.int32)
     if shape.decode:

@@ -23,7 +23,7 @@ from jcb.config import Limits, SchedulerConfig
 from jcb.models import llama
 from jcb.models.params import abstract, partition_specs
 from jcb.sharding import Placement
-from jcb.steps import mask, prompt, slot
+from jcb.steps import mask, pick, prompt, slot
 from jcb.steps.compiler_options import COMPILER_OPTIONS
 from jcb.steps.inputs import packed_size
 from jcb.steps.lowered import LoweredCache
@@ -43,11 +43,12 @@ class Program:
     seconds: float
     argument_bytes: int
     alias_bytes: int
+    output_bytes: int  # those in place included
     temp_bytes: int
 
 
 class Registry:
-    """The compiled programs of one engine: a step for each shape, the prompt, slot and mask programs, the first state.
+    """The compiled programs of one engine: a step for each shape and what goes with them, the first state too.
 
     statics: of the whole model, whatever `placement` makes of it. kept: lowered steps of earlier starts, for one CPU
     device only.
@@ -83,6 +84,8 @@ class Registry:
         self._todo["mask"] = self._lower_mask
         local = statics.split(placement)
         self._todo["prompt"] = partial(self._lower_prompt, local)
+        for rows in self.shapes.row_counts:
+            self._todo[f"pick {rows}"] = partial(self._lower_pick, rows)
         for shape in (*self.shapes.decode, *self.shapes.prefill):
             self._todo[shape] = partial(self._lower_step, local, shape)
 
@@ -91,7 +94,7 @@ class Registry:
 
     @property
     def keys(self) -> tuple[Any, ...]:
-        """What there is to compile: "init", "slot", "mask", "prompt" and every step shape."""
+        """What there is to compile: "init", "slot", "mask", "prompt", "pick" of so many rows, every step shape."""
         return tuple(self._todo)
 
     def compile(self, key: Any, options: Mapping[str, Any] | None = None) -> Program:
@@ -114,12 +117,16 @@ class Registry:
             list(pool.map(build, [key for key in reversed(self._todo) if key not in self.programs]))
 
     def step(self, shape: StepShape) -> Callable[..., Any]:
-        """The program (params, state, packed) → outputs of `shape`."""
+        """The program (params, state, packed) → state, outputs, logits of `shape`."""
         return self.programs[shape].call
+
+    def pick(self, num_rows: int) -> Callable[..., Any]:
+        """The program (logits, state, packed) → state, outputs that follows a step whose rows want more."""
+        return self.programs[f"pick {num_rows}"].call
 
     @property
     def prompt(self) -> Callable[..., Any]:
-        """The program (params, state, packed) → outputs that follows a step with prompt log-probabilities."""
+        """The program (params, state, packed) → state, outputs that follows a step with prompt log-probabilities."""
         return self.programs["prompt"].call
 
     def init_state(self) -> DeviceState:
@@ -136,24 +143,39 @@ class Registry:
 
     @property
     def temp_bytes(self) -> int:
-        """Temporaries of the hungriest program."""
-        return max(program.temp_bytes for program in self.programs.values())
+        """Temporaries and new outputs of the hungriest program that runs while there is a state."""
+        return max(p.temp_bytes + p.output_bytes - p.alias_bytes for k, p in self.programs.items() if k != "init")
 
     def _lower_step(self, statics: StepStatics, shape: StepShape) -> Any:
         step = decode_step if shape.decode else prefill_step
-        return self._lower(step.__name__, (statics, shape), partial(step, statics, shape), packed_size(shape))
+        bound = partial(step, statics, shape)
+        return self._lower(step.__name__, (statics, shape), bound, self._param_arguments, packed_size(shape), 2)
 
     def _lower_prompt(self, statics: StepStatics) -> Any:
         step = partial(prompt.prompt_step, statics)
-        return self._lower("prompt_step", (statics,), step, prompt.packed_size(self.max_tokens))
+        return self._lower("prompt_step", (statics,), step, self._param_arguments, prompt.packed_size(self.max_tokens))
 
-    def _lower(self, name: str, facts: Any, function: Callable[..., Any], size: int) -> Any:
-        """A function (params, state, packed) → (state, outputs). facts: all that it depends on beside its sources."""
+    def _lower_pick(self, num_rows: int) -> Any:
+        logits = jax.ShapeDtypeStruct((num_rows, self._limits.vocab_size), jnp.float32)
+        first = (self._placement.abstract(logits, PartitionSpec()), PartitionSpec())
+        return self._lower("pick_step", (), partial(pick.pick_step), first, pick.packed_size(num_rows))
+
+    @property
+    def _param_arguments(self) -> tuple[Any, Any]:
+        return self._params, self._param_specs
+
+    def _lower(
+        self, name: str, facts: Any, function: Callable[..., Any], first: tuple[Any, Any], size: int, count: int = 1
+    ) -> Any:
+        """A function (first, state, packed) → (state, `count` arrays).
+
+        facts: all that it depends on beside its sources. first: the argument and how it is split.
+        """
         whole = PartitionSpec()
-        specs = (self._param_specs, self._state_specs, whole)
-        split: Any = self._placement.wrap(function, specs, (self._state_specs, whole))
+        specs = (first[1], self._state_specs, whole)
+        split: Any = self._placement.wrap(function, specs, (self._state_specs, *[whole] * count))
         split.__name__ = name
-        arguments = (self._params, self._state, self._packed(size))
+        arguments = (first[0], self._state, self._packed(size))
         if self._kept is not None:
             return self._kept.lower(repr(facts), split, arguments)
         return jax.jit(split, donate_argnums=1).lower(*arguments)
@@ -198,5 +220,6 @@ def _compile(key: Any, lower: Callable[[], Any], options: dict[str, Any] | None)
         seconds=time.perf_counter() - start,
         argument_bytes=memory.argument_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
     )

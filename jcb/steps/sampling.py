@@ -6,13 +6,14 @@ gets never depends on its mates: each branch computes for a row what it would co
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jcb.steps.inputs import SUPPRESSES_STOP, USES_BIAS, USES_MASK, USES_PENALTIES, Rows
+from jcb.steps.inputs import SAMPLES, SUPPRESSES_STOP, USES_BIAS, USES_MASK, USES_PENALTIES, Rows
 from jcb.steps.mask import allowed
 from jcb.steps.state import DeviceState
 from jcb.types import MAX_LOGPROBS
@@ -31,6 +32,22 @@ class Sampled(NamedTuple):
     finite: jax.Array  # bool[R]
 
 
+def likeliest(logits: jax.Array) -> Sampled:
+    """The likeliest token of each row of f32[R, V] logits, without alternatives."""
+    normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    return _sampled(logits, normaliser, _best(logits), _no_alternatives(logits))
+
+
+def remember(state: DeviceState, rows: Rows, sampled: Sampled) -> DeviceState:
+    """`state` in which the slots of rows that sample know their new token."""
+    slots = jnp.where(rows.has(SAMPLES), rows.slot, state.last_token.shape[0])
+    return dataclasses.replace(
+        state,
+        last_token=state.last_token.at[slots].set(sampled.token_ids, mode="drop"),
+        seen=state.seen.at[slots, sampled.token_ids].add(2, mode="drop"),
+    )
+
+
 def sample(logits: jax.Array, rows: Rows, positions: jax.Array, state: DeviceState) -> Sampled:
     """One token for each row of f32[R, V] logits. positions: i32[R], where the new token will stand."""
     normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
@@ -46,16 +63,23 @@ def sample(logits: jax.Array, rows: Rows, positions: jax.Array, state: DeviceSta
         )
 
     token_ids = jax.lax.cond(changes | draws, pick, _best, logits)  # else no second array of logits is made
-    logprobs = jnp.take_along_axis(logits, token_ids[:, None], axis=-1) - normaliser
-    nothing = jnp.zeros((logits.shape[0], MAX_LOGPROBS))
-    top_ids, top_logprobs = jax.lax.cond(
-        jnp.any(rows.num_logprobs > 0),
-        lambda x: top_alternatives(x, normaliser),
-        lambda x: (nothing.astype(jnp.int32), nothing),
-        logits,
+    alternatives = jax.lax.cond(
+        jnp.any(rows.num_logprobs > 0), lambda x: top_alternatives(x, normaliser), _no_alternatives, logits
     )
+    return _sampled(logits, normaliser, token_ids, alternatives)
+
+
+def _sampled(
+    logits: jax.Array, normaliser: jax.Array, token_ids: jax.Array, alternatives: tuple[jax.Array, jax.Array]
+) -> Sampled:
+    logprobs = jnp.take_along_axis(logits, token_ids[:, None], axis=-1) - normaliser
     finite = jnp.isfinite(normaliser[:, 0]) & jnp.isfinite(logprobs[:, 0])
-    return Sampled(token_ids, logprobs[:, 0], top_ids, top_logprobs, finite)
+    return Sampled(token_ids, logprobs[:, 0], *alternatives, finite)
+
+
+def _no_alternatives(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    nothing = jnp.zeros((logits.shape[0], MAX_LOGPROBS))
+    return nothing.astype(jnp.int32), nothing
 
 
 def _best(logits: jax.Array) -> jax.Array:

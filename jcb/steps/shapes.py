@@ -87,6 +87,11 @@ class Shapes:
         )
         return Shapes(decode, prefill)
 
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """The numbers of rows that steps have, each once."""
+        return tuple(sorted({shape.num_rows for shape in (*self.decode, *self.prefill)}))
+
     @cached_property
     def _decode_rows(self) -> tuple[int, ...]:
         return tuple(shape.num_rows for shape in self.decode)

@@ -1,6 +1,6 @@
 """The two step functions: `prefill_step` for ragged mixed batches, `decode_step` for one token a row.
 
-Both are pure, donate the device state and nothing else, and sample on the device.
+Both are pure, donate the device state and nothing else, and take the likeliest tokens on the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jcb.config import ModelConfig, ServeConfig
 from jcb.models import llama
 from jcb.sharding import Placement, local_model
 from jcb.steps import outputs, sampling
-from jcb.steps.inputs import SAMPLES, Rows, unpack
+from jcb.steps.inputs import Rows, unpack
 from jcb.steps.shapes import StepShape
 from jcb.steps.state import DeviceState
 from pallas_kernels.layout import KVLayout
@@ -50,10 +50,10 @@ class StepStatics:
 
 def decode_step(
     statics: StepStatics, shape: StepShape, params: Any, state: DeviceState, packed: jax.Array
-) -> tuple[DeviceState, jax.Array]:
-    """One token for every row of `packed` (see `inputs.pack`).
+) -> tuple[DeviceState, jax.Array, jax.Array]:
+    """One token for every row of `packed` (see `jcb.steps.packer`).
 
-    Returns the state and the outputs i32[R, outputs.WIDTH].
+    Returns the state, the outputs i32[R, outputs.WIDTH] and the logits f32[R, V].
     """
     batch, rows = unpack(packed, shape, state.last_token)
     hidden, state = _forward(statics, params, batch, state, max_q_len=1)
@@ -62,10 +62,10 @@ def decode_step(
 
 def prefill_step(
     statics: StepStatics, shape: StepShape, params: Any, state: DeviceState, packed: jax.Array
-) -> tuple[DeviceState, jax.Array]:
+) -> tuple[DeviceState, jax.Array, jax.Array]:
     """Prompt chunks and, riding along, one token for each decoding row.
 
-    Returns the state, with the hidden states of all tokens, and the outputs i32[R, outputs.WIDTH].
+    Returns the state, with the hidden states of all tokens, the outputs i32[R, outputs.WIDTH] and the logits f32[R, V].
     """
     batch, rows = unpack(packed, shape, state.last_token)
     hidden, state = _forward(statics, params, batch, state, max_q_len=None)
@@ -98,14 +98,8 @@ def logits_of(statics: StepStatics, params: Any, hidden: jax.Array) -> jax.Array
 
 def _finish(
     statics: StepStatics, params: Any, hidden: jax.Array, rows: Rows, state: DeviceState
-) -> tuple[DeviceState, jax.Array]:
-    """Sample from hidden states [R, D]; rows that sample update what their slot remembers."""
+) -> tuple[DeviceState, jax.Array, jax.Array]:
+    """The likeliest tokens after hidden states [R, D]; rows that sample update what their slot remembers."""
     logits = logits_of(statics, params, hidden)
-    sampled = sampling.sample(logits, rows, rows.kv_len, state)
-    slots = jnp.where(rows.has(SAMPLES), rows.slot, state.last_token.shape[0])
-    state = dataclasses.replace(
-        state,
-        last_token=state.last_token.at[slots].set(sampled.token_ids, mode="drop"),
-        seen=state.seen.at[slots, sampled.token_ids].add(2, mode="drop"),
-    )
-    return state, outputs.pack(sampled)
+    sampled = sampling.likeliest(logits)
+    return sampling.remember(state, rows, sampled), outputs.pack(sampled), logits

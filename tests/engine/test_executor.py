@@ -267,6 +267,38 @@ def test_the_prompt_program_runs_only_for_those_who_ask_and_chunks_change_nothin
         np.testing.assert_allclose([a.logprob, *a.top_logprobs], [b.logprob, *b.top_logprobs], atol=1e-4)
 
 
-def test_the_programs_are_the_steps_and_four_more(executor):
+def test_the_programs_are_the_steps_and_few_more(executor):
     shapes = executor.registry.shapes
-    assert set(executor.registry.programs) == {*shapes.decode, *shapes.prefill, "init", "slot", "mask", "prompt"}
+    others = {"init", "slot", "mask", "prompt", "pick 2", "pick 8"}
+    assert set(executor.registry.programs) == {*shapes.decode, *shapes.prefill, *others}
+
+
+@pytest.mark.parametrize(
+    ("mate", "picks"),
+    [
+        ({"temperature": 0.0}, False),
+        ({"temperature": 0.0, "logprobs": 0}, False),
+        ({"temperature": 0.0, "logprobs": 1}, True),
+        ({"temperature": 1.0}, True),
+        ({"temperature": 0.0, "presence_penalty": 0.5}, True),
+        ({"temperature": 0.0, "min_tokens": 30}, True),
+        ({"temperature": 0.0, "logit_bias": {5: 1.0}}, True),
+        ({"temperature": 0.0, "allowed_token_ids": (5, 6)}, True),
+    ],
+)
+def test_the_pick_programs_run_only_where_a_row_wants_more_and_change_no_mate(executor, monkeypatch, mate, picks):
+    runs = []
+    pick = executor.registry.pick
+    monkeypatch.setattr(executor.registry, "pick", lambda rows: runs.append(rows) or pick(rows))
+
+    def ask(name, prompt, **params):
+        return Request(request_id=name, prompt_token_ids=prompt, params=SamplingParams(**params), max_tokens=12, seed=3)
+
+    greedy = ask("greedy", (9, 8, 7), temperature=0.0, logprobs=0)
+    alone = run(core(executor), [greedy])["greedy"]
+    assert not runs
+    together = run(core(executor), [greedy, ask("mate", (4, 5), **mate)])
+    assert bool(runs) == picks
+    assert together["greedy"][0] == alone[0]
+    for a, b in zip(together["greedy"][1], alone[1], strict=True):
+        assert a.logprob == pytest.approx(b.logprob, abs=1e-4)

@@ -159,7 +159,7 @@ def test_programs_are_those_of_the_registry():
     found = plan(max_num_seqs=8, max_num_batched_tokens=32, token_buckets=(20, 32), max_model_len=2048)
     assert found.decode_programs == (2, 8)
     assert found.prefill_programs == ((20, 8), (32, 8))
-    assert found.programs == 4 + 4
+    assert found.programs == 4 + 2 + 4
 
 
 def test_fitted_step_times_replace_the_roofline(tmp_path, capsys):
