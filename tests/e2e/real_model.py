@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -58,10 +59,15 @@ def params(dtype: str, weights: str = "auto"):
 
 @cache
 def executor(
-    page_size: int = 16, max_num_seqs: int = 32, budget: int = 512, dtype: str = "float32", weights: str = "auto"
+    page_size: int = 16,
+    max_num_seqs: int = 32,
+    budget: int = 512,
+    dtype: str = "float32",
+    weights: str = "auto",
+    activations: str = "full",
 ) -> DeviceExecutor:
     use_compile_cache("auto")
-    config = model(dtype, weights)
+    config = dataclasses.replace(model(dtype, weights), activations=activations)
     limits = Limits(
         page_size=page_size, num_pages=8192 // page_size + 1, max_model_len=2048, vocab_size=config.vocab_size
     )

@@ -35,7 +35,7 @@ def _string(rng: random.Random, depth: int) -> dict[str, Any]:
     kinds = (
         {"maxLength": rng.randrange(1, 8)},
         {"minLength": low, "maxLength": low + rng.randrange(6)},
-        {"pattern": f"^{random_regex(rng, 1)}$"},
+        {"pattern": f"^{random_bounded_regex(rng, 1)}$"},
         {"format": rng.choice(["ipv4", "uuid"])},
     )
     return {"type": "string"} | rng.choice(kinds)
@@ -86,9 +86,9 @@ def _any_of(rng: random.Random, depth: int) -> dict[str, Any]:
     return {"anyOf": [random_schema(rng, depth) for _ in range(rng.randrange(2, 4))]}
 
 
-def random_bounded_regex(rng: random.Random) -> str:
+def random_bounded_regex(rng: random.Random, depth: int = 3) -> str:
     """One without `*` and `+`: a small model may go round in those until its tokens are used up."""
-    return random_regex(rng).replace("[a-c]*", "[a-c]{0,6}").replace("[0-1]+", "[0-1]{1,6}")
+    return random_regex(rng, depth).replace("[a-c]*", "[a-c]{0,6}").replace("[0-1]+", "[0-1]{1,6}")
 
 
 def random_regex(rng: random.Random, depth: int = 3) -> str:
