@@ -93,6 +93,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     metrics.programs.set(len(registry))
     metrics.weight_bytes.set(memory.weights)
     metrics.page_bytes.set(memory.pages)
+    kept_as = {"dtype": config.dtype, "weights_kept": config.weights, "activations": config.activations}
     guard = CompileGuard(metrics.compiles_after_ready.inc)
     executor = DeviceExecutor(registry, params, limits, config.scheduler.max_num_seqs, guard, metrics)
     executor.warm_up()
@@ -110,14 +111,12 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
         metrics=metrics,
         report={
             "device": str(jax.devices()[0]),
-            "dtype": config.dtype,
-            "weights_kept": config.weights,
-            "activations": config.activations,
             "programs": len(registry),
             "compile_cache": compile_cache,
             "load_seconds": loaded - started,
             "compile_seconds": compiled - loaded,
             "ready_seconds": time.perf_counter() - started,
+            **kept_as,
             **dataclasses.asdict(memory),
         },
         generation_defaults=checkpoint.generation_defaults,
