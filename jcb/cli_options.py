@@ -49,6 +49,7 @@ class EngineOptions:
     kv_cache_memory: Annotated[
         str | None, setting("memory_gib", "memory for the KV cache: GiB, or like 512M", "planned", metavar="SIZE")
     ] = None
+    kv_dtype: Annotated[Dtype | None, setting("kv_dtype", "what keys and values are kept in")] = None
     seed: Annotated[int | None, setting("seed", "makes requests without a seed repeatable", "none", metavar="INT")] = (
         None
     )

@@ -76,12 +76,14 @@ class CacheConfig:
     memory_gib: GiB of each device for pages when num_pages is 0; 0 takes what the plan leaves free, at most what can be
     used.
     enable_prefix_caching: share full pages of equal prefixes inside one namespace.
+    kv_dtype: what keys and values are kept in; "auto" is the dtype of the model.
     """
 
     page_size: int = 0
     num_pages: int = 0
     memory_gib: float = 0.0
     enable_prefix_caching: bool = True
+    kv_dtype: Dtype = "auto"
 
     def __post_init__(self) -> None:
         if self.page_size < 0 or self.page_size & (self.page_size - 1):

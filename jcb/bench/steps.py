@@ -100,7 +100,7 @@ def make_case(name: str, engine: Engine, plan: StepPlan) -> Case:
     flops = 2.0 * (plan.num_tokens * shape.layer_parameters + samples * shape.head_parameters)
     if not samples:  # the head is not needed then
         weights *= shape.layer_parameters / shape.parameters
-    nbytes = weights + sum(row.kv_len for row in plan.rows) * shape.kv_bytes(engine.config.dtype)
+    nbytes = weights + sum(row.kv_len for row in plan.rows) * shape.kv_bytes(engine.config.cache.kv_dtype)
     return Case(name, engine, plan, nbytes, flops + pairs * shape.attention_flops)
 
 

@@ -94,6 +94,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     metrics.weight_bytes.set(memory.weights)
     metrics.page_bytes.set(memory.pages)
     kept_as = {"dtype": config.dtype, "weights_kept": config.weights, "activations": config.activations}
+    kept_as["kv_dtype"] = config.cache.kv_dtype
     guard = CompileGuard(metrics.compiles_after_ready.inc)
     executor = DeviceExecutor(registry, params, limits, config.scheduler.max_num_seqs, guard, metrics)
     executor.warm_up()

@@ -23,7 +23,9 @@ def resolve(config: ServeConfig, model: ModelConfig, device: Device, devices: in
     """`config` with every "auto" replaced by the value for `devices` devices like `device` and this model."""
     dtype = auto_dtype(device.platform) if config.dtype == "auto" else config.dtype
     page_size = config.cache.page_size or _PAGE_SIZES.get(device.platform, 16)
-    config = dataclasses.replace(config, dtype=dtype, cache=dataclasses.replace(config.cache, page_size=page_size))
+    kv_dtype = dtype if config.cache.kv_dtype == "auto" else config.cache.kv_dtype
+    cache = dataclasses.replace(config.cache, page_size=page_size, kv_dtype=kv_dtype)
+    config = dataclasses.replace(config, dtype=dtype, cache=cache)
     config = dataclasses.replace(config, weights=_weights(config, model, device.platform, devices))
     _check_activations(config, model)
     max_model_len = config.scheduler.max_model_len or model.max_position_embeddings
@@ -100,7 +102,7 @@ def as_kept(config: ServeConfig, model: ModelConfig) -> ModelConfig:
 
 def page_shape_of(config: ServeConfig, model: ModelConfig, platform: str) -> PageShape:
     """What a page takes for a resolved config."""
-    return PageShape(platform, config.dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
+    return PageShape(platform, config.cache.kv_dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
 
 
 def limits_of(config: ServeConfig, vocab_size: int) -> Limits:

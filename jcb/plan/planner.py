@@ -268,7 +268,11 @@ def _parts(engine: Engine, rows: int, context: float) -> dict[str, float]:
     numbers = 2 * rows * (shape.step_parameters + context * shape.attention_flops / 2)
     return {
         "reading the weights": shape.step_bytes(engine.config.dtype) / chip.bandwidth / devices,
-        "reading keys and values": rows * context * shape.kv_bytes(engine.config.dtype) / chip.bandwidth / devices,
+        "reading keys and values": rows
+        * context
+        * shape.kv_bytes(engine.config.cache.kv_dtype)
+        / chip.bandwidth
+        / devices,
         "arithmetic": numbers / chip.flops / devices,
     }
 
@@ -290,7 +294,7 @@ def floor(engine: Engine, rows: int, input_len: int, output_len: int) -> Speed:
     """
     shape, chip = ModelShape.of(engine.model), engine.chip
     devices = engine.config.mesh.tensor_parallel
-    bandwidth, flops, kv = chip.bandwidth * devices, chip.flops * devices, shape.kv_bytes(engine.config.dtype)
+    bandwidth, flops, kv = chip.bandwidth * devices, chip.flops * devices, shape.kv_bytes(engine.config.cache.kv_dtype)
     weights, context = shape.step_bytes(engine.config.dtype), input_len + output_len / 2
     prompt = 2 * (input_len * shape.layer_parameters + shape.head_parameters)
     prompt += input_len * (input_len + 1) / 2 * shape.attention_flops

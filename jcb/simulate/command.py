@@ -58,7 +58,7 @@ def simulation_of(
             spec=engine.spec,
             replicas=fleet.prefill_replicas,
             link=link_named(fleet.link),
-            kv_bytes=ModelShape.of(engine.model).kv_bytes(engine.config.dtype),
+            kv_bytes=ModelShape.of(engine.model).kv_bytes(engine.config.cache.kv_dtype),
             router=router_named(fleet.router),
         )
     router = router_named(fleet.router)

@@ -55,7 +55,12 @@ def make_engine(
         shapes=Shapes.make(config.scheduler, limits),
         cost=cost
         or RooflineCost.of(
-            model, chip, dtype=config.dtype, tensor_parallel=devices, link=link if devices > 1 else None
+            model,
+            chip,
+            dtype=config.dtype,
+            kv_dtype=config.cache.kv_dtype,
+            tensor_parallel=devices,
+            link=link if devices > 1 else None,
         ),
         host=host or HostCost(),
         enable_prefix_caching=config.cache.enable_prefix_caching,

@@ -36,7 +36,7 @@ class StepStatics:
     @staticmethod
     def of(config: ServeConfig, model: ModelConfig, platform: str) -> StepStatics:
         """Of the whole model, for a resolved configuration."""
-        layout = KVLayout(platform, config.dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
+        layout = KVLayout(platform, config.cache.kv_dtype, model.num_kv_heads, model.head_dim, config.cache.page_size)
         return StepStatics(model, layout, config.engine.implementation)
 
     def split(self, placement: Placement) -> StepStatics:

@@ -65,13 +65,14 @@ def executor(
     dtype: str = "float32",
     weights: str = "auto",
     activations: str = "full",
+    kv_dtype: str = "",
 ) -> DeviceExecutor:
     use_compile_cache("auto")
     config = dataclasses.replace(model(dtype, weights), activations=activations)
     limits = Limits(
         page_size=page_size, num_pages=8192 // page_size + 1, max_model_len=2048, vocab_size=config.vocab_size
     )
-    statics = StepStatics(config, KVLayout("cpu", dtype, config.num_kv_heads, config.head_dim, page_size))
+    statics = StepStatics(config, KVLayout("cpu", kv_dtype or dtype, config.num_kv_heads, config.head_dim, page_size))
     registry = Registry(
         statics, SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget), limits, dtype
     )

@@ -127,7 +127,12 @@ def test_prompt_logprobs(chunk, record_property):
 
 
 @pytest.mark.parametrize(
-    ("settings", "bound"), [({"dtype": "bfloat16"}, 0.05), ({"weights": "as-shipped", "activations": "int8"}, 0.05)]
+    ("settings", "bound"),
+    [
+        ({"dtype": "bfloat16"}, 0.05),
+        ({"weights": "as-shipped", "activations": "int8"}, 0.05),
+        ({"kv_dtype": "bfloat16"}, 0.05),
+    ],
 )
 def test_rounded_steps_stay_near_float32(record_property, settings, bound):
     """Log-probabilities of the reference's own tokens, given as a prompt, so that one early tie cannot spread."""

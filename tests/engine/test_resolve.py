@@ -11,9 +11,10 @@ from jcb.engine import resolve as module
 from jcb.engine.build import load_engine
 from jcb.engine.memory import Device
 from jcb.engine.model_shape import model_shape
-from jcb.engine.resolve import as_kept, resolve, weight_bytes
+from jcb.engine.resolve import as_kept, page_bytes, resolve, weight_bytes
 from jcb.models.specs import nbytes, param_specs
 from jcb.simulate.shape import ModelShape
+from jcb.steps.step import StepStatics
 from pallas_kernels.native.build import NotBuiltError
 from tests.checkpoint.tiny_model import write_tiny_gguf
 
@@ -72,6 +73,18 @@ def test_activations_in_8_bits_need_weights_of_4_bits_that_stay_packed(model):
     eight_bits = dataclasses.replace(model, shipped=tuple((path, "q8_0") for path, _ in model.shipped))
     with pytest.raises(ValueError, match="'as-shipped' keeps q8_0; use activations='full'"):
         resolve(config, eight_bits, CPU, 1)
+
+
+def test_keys_and_values_are_kept_in_the_models_dtype_or_in_their_own(model):
+    def resolved(**settings):
+        config = ServeConfig(dtype="float32", cache=CacheConfig(num_pages=9, **settings))
+        return resolve(config, model, CPU, 1)
+
+    plain, half = resolved(), resolved(kv_dtype="bfloat16")
+    assert (plain.cache.kv_dtype, half.cache.kv_dtype) == ("float32", "bfloat16")
+    assert page_bytes(plain, model, "cpu", 1) == 2 * page_bytes(half, model, "cpu", 1)
+    assert weight_bytes(plain, model, 1) == weight_bytes(half, model, 1)
+    assert StepStatics.of(half, model, "cpu").layout.dtype == "bfloat16"
 
 
 @pytest.mark.usefixtures("built")
