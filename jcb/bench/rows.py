@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from jcb.config import Limits, ServeConfig, replace
+from jcb.config_file import override, parse_settings
 from jcb.types import Request, RowKind, SamplingParams, ScheduledRow, Sequence, StepPlan
 
 PAGE_SIZE = 16
 
 
 def narrow_config(
-    *, rows: tuple[int, ...], tokens: int, longest: int, slots: int = 0, pages: int = 0, implementation: str = "auto"
+    *, rows: tuple[int, ...], tokens: int, longest: int, slots: int = 0, pages: int = 0, settings: Iterable[str] = ()
 ) -> ServeConfig:
     """The default model's configuration with the few programs that a measurement needs: decode steps of `rows` rows,
     one prefill program of `tokens` tokens, and pages for as many sequences of `longest` tokens as the most rows unless
-    `pages` says how many. slots: more of them than rows.
+    `pages` says how many. slots: more of them than rows. settings: "key=value" texts, of anything else.
     """
     most = slots or max(*rows, 2)
-    settings = {
+    sizes = {
         "max_num_seqs": most,
         "max_num_batched_tokens": max(tokens, most),
         "max_model_len": longest,
@@ -24,9 +27,8 @@ def narrow_config(
         "prefill_row_buckets": (most,),
         "token_buckets": (max(tokens, most),),
     }
-    config = replace(ServeConfig(), "scheduler", **settings)
+    config = replace(override(ServeConfig(), parse_settings(settings)), "scheduler", **sizes)
     pages = pages or max(rows) * -(-longest // PAGE_SIZE) + 2
-    config = replace(config, "engine", implementation=implementation)
     return replace(config, "cache", num_pages=pages, page_size=PAGE_SIZE, enable_prefix_caching=False)
 
 

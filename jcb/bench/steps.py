@@ -144,7 +144,10 @@ def as_json(case: Case, calibration: Calibration) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """rows, context: of the decode steps. contexts: of `few` rows. Each case runs `steps` steps in each round."""
+    """rows, context: of the decode steps. contexts: of `few` rows. Each case runs `steps` steps in each round.
+
+    settings: "key=value" texts for the engines.
+    """
 
     rows: tuple[int, ...]
     context: int
@@ -153,7 +156,7 @@ class Sizes:
     few: int
     rounds: int
     steps: int
-    implementation: str = "auto"
+    settings: tuple[str, ...] = ()
 
 
 class Beds:
@@ -165,7 +168,7 @@ class Beds:
         few, chunk, longest = sizes.few, sizes.chunk, max(*sizes.contexts, sizes.context, sizes.chunk)
         rows, most = (*sizes.rows, few), max(*sizes.rows, few)
         pages = max(few * -(-longest // PAGE_SIZE), most * -(-sizes.context // PAGE_SIZE)) + 2
-        make = partial(narrow_config, tokens=chunk, pages=pages, implementation=sizes.implementation)
+        make = partial(narrow_config, tokens=chunk, pages=pages, settings=sizes.settings)
         configs = {
             "long": make(rows=rows, longest=longest),
             "double": make(rows=(few,), longest=2 * longest, slots=most),
@@ -246,7 +249,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--few", type=int, default=8, help="rows of the cases along context and beside idle slots")
     parser.add_argument("--rounds", type=int, default=7, help="how often each case is measured")
     parser.add_argument("--steps", type=int, default=3, help="steps of a case in a round")
-    parser.add_argument("--implementation", default="auto", help="of the kernels, see engine.implementation")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="of the engine, as in activations=int8",
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the figures there as JSON")
     flags = parser.parse_args(arguments)
     if min(*flags.rows, flags.few, flags.context, flags.chunk, *flags.contexts, flags.rounds, flags.steps) < 1:
@@ -254,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     if len(flags.contexts) < 2:
         parser.error("a line needs two contexts or more")
     output = flags.__dict__.pop("output")
-    for name in ("rows", "contexts"):
+    for name in ("rows", "contexts", "settings"):
         setattr(flags, name, tuple(sorted(set(getattr(flags, name)))))
     figures = measure(Sizes(**vars(flags)), print)
     if output is not None:

@@ -8,7 +8,7 @@ from jcb.bench import steps
 from jcb.bench.exposed import seconds_of_steps
 from jcb.bench.rows import Crowd, narrow_config
 from jcb.bench.steps import Calibration, linear_fit, make_case, run_rounds
-from jcb.config import Limits, ModelConfig, ServeConfig
+from jcb.config import CacheConfig, Limits, ModelConfig, ServeConfig
 from jcb.steps.packer import Packer
 from jcb.steps.shapes import Shapes
 from tests.fake_model import fake_engine
@@ -19,7 +19,8 @@ MODEL = ModelConfig(
     num_kv_heads=1, head_dim=4, max_position_embeddings=64, tie_word_embeddings=True,
 )  # fmt: skip
 LAYERS = 2 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16)
-ENGINE = SimpleNamespace(model=MODEL, report={"weights": 4 * (LAYERS + 800)}, config=ServeConfig(dtype="float32"))
+CONFIG = ServeConfig(dtype="float32", cache=CacheConfig(kv_dtype="float32"))
+ENGINE = SimpleNamespace(model=MODEL, report={"weights": 4 * (LAYERS + 800)}, config=CONFIG)
 
 
 def test_plans_can_be_packed_and_run():
