@@ -93,8 +93,6 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     metrics.programs.set(len(registry))
     metrics.weight_bytes.set(memory.weights)
     metrics.page_bytes.set(memory.pages)
-    kept_as = {"dtype": config.dtype, "weights_kept": config.weights, "activations": config.activations}
-    kept_as["kv_dtype"] = config.cache.kv_dtype
     guard = CompileGuard(metrics.compiles_after_ready.inc)
     executor = DeviceExecutor(registry, params, limits, config.scheduler.max_num_seqs, guard, metrics)
     executor.warm_up()
@@ -117,7 +115,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
             "load_seconds": loaded - started,
             "compile_seconds": compiled - loaded,
             "ready_seconds": time.perf_counter() - started,
-            **kept_as,
+            **_precision(config),
             **dataclasses.asdict(memory),
         },
         generation_defaults=checkpoint.generation_defaults,
@@ -166,3 +164,9 @@ def _model_name(checkpoint: Checkpoint, config: ServeConfig) -> str:
     if config.model == "default":
         return checkpoint.path.name.removesuffix(".gguf").removesuffix(".Q4_1")
     return checkpoint.path.name.removesuffix(".gguf")
+
+
+def _precision(config: ServeConfig) -> dict[str, str]:
+    """What a resolved configuration computes in and keeps numbers as."""
+    kept = {"weights_kept": config.weights, "kv_dtype": config.cache.kv_dtype}
+    return {"dtype": config.dtype, "activations": config.activations} | kept
