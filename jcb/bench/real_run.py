@@ -137,8 +137,7 @@ class Runner:
 def rerun(recording: Recording, settings: Mapping[str, object], *, model: str = "") -> RunStats:
     """A recorded run again, on this machine, under `settings`."""
     config = config_of(recording, settings)
-    dtype = recording.header.config.get("dtype", "auto")
-    config = dataclasses.replace(config, model=model or recording.header.model, dtype=dtype)
+    config = dataclasses.replace(config, model=model or recording.header.model)
     engine = load(config)
     with tempfile.TemporaryDirectory() as folder:
         return recorded_stats(run(engine, RecordedWorkload(recording), Path(folder) / "rerun.jsonl"))

@@ -16,7 +16,8 @@ def narrow_config(
 ) -> ServeConfig:
     """The default model's configuration with the few programs that a measurement needs: decode steps of `rows` rows,
     one prefill program of `tokens` tokens, and pages for as many sequences of `longest` tokens as the most rows unless
-    `pages` says how many. slots: more of them than rows. settings: "key=value" texts, of anything else.
+    `pages` says how many. slots: more of them than rows. settings: "key=value" texts, of anything else; ValueError for
+    one that is decided here.
     """
     most = slots or max(*rows, 2)
     sizes = {
@@ -27,9 +28,12 @@ def narrow_config(
         "prefill_row_buckets": (most,),
         "token_buckets": (max(tokens, most),),
     }
-    config = replace(override(ServeConfig(), parse_settings(settings)), "scheduler", **sizes)
     pages = pages or max(rows) * -(-longest // PAGE_SIZE) + 2
-    return replace(config, "cache", num_pages=pages, page_size=PAGE_SIZE, enable_prefix_caching=False)
+    cache = {"num_pages": pages, "page_size": PAGE_SIZE, "enable_prefix_caching": False}
+    given, decided = parse_settings(settings), {f"scheduler.{name}" for name in sizes} | {f"cache.{n}" for n in cache}
+    if taken := sorted(decided.intersection(given)):
+        raise ValueError(f"{', '.join(taken)} cannot be set here: the measurement decides it")
+    return replace(replace(override(ServeConfig(), given), "scheduler", **sizes), "cache", **cache)
 
 
 class Crowd:

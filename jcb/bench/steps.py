@@ -264,8 +264,9 @@ def main(arguments: list[str] | None = None) -> int:
     if len(flags.contexts) < 2:
         parser.error("a line needs two contexts or more")
     output = flags.__dict__.pop("output")
-    for name in ("rows", "contexts", "settings"):
+    for name in ("rows", "contexts"):
         setattr(flags, name, tuple(sorted(set(getattr(flags, name)))))
+    flags.settings = tuple(flags.settings)
     figures = measure(Sizes(**vars(flags)), print)
     if output is not None:
         output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

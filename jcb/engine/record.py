@@ -37,6 +37,8 @@ def recorded_config(config: ServeConfig, shapes: Shapes) -> dict[str, Any]:
     """The sections that decide about plans and step times; nothing of the server, which may hold secrets."""
     return {
         "dtype": config.dtype,
+        "weights": config.weights,
+        "activations": config.activations,
         "scheduler": dataclasses.asdict(config.scheduler),
         "cache": dataclasses.asdict(config.cache),
         "mesh": dataclasses.asdict(config.mesh),

@@ -91,7 +91,9 @@ def _check_activations(config: ServeConfig, model: ModelConfig) -> None:
     kept = {format for _, format in as_kept(config, model).shipped}
     if config.activations == "int8" and not kept.intersection(ROUNDED_FORMATS):
         held = f"weights={config.weights!r} keeps " + (", ".join(sorted(kept)) or "none packed")
-        raise ValueError(f"activations='int8' needs packed Q4_0 or Q4_1 weights, and {held}; use activations='full'")
+        can = {format for _, format in model.shipped}.intersection(ROUNDED_FORMATS) and config.weights == "dense"
+        use = "weights='as-shipped'" if can else "activations='full'"
+        raise ValueError(f"activations='int8' needs packed Q4_0 or Q4_1 weights, and {held}; use {use}")
 
 
 def as_kept(config: ServeConfig, model: ModelConfig) -> ModelConfig:
@@ -131,7 +133,7 @@ def weight_bytes(config: ServeConfig, model: ModelConfig, devices: int) -> int:
 
 
 def page_bytes(config: ServeConfig, model: ModelConfig, platform: str, devices: int) -> int:
-    """Bytes of one page of all layers on each device, for a config whose dtype and page size are resolved."""
+    """Bytes of one page of all layers on each device, for a config whose kv_dtype and page size are resolved."""
     return model.num_layers * page_shape_of(config, model, platform).page_bytes // devices
 
 

@@ -30,6 +30,9 @@ def config_of(recording: Recording, settings: Mapping[str, object] | None = None
     recorded = recording.header.config
     config = ServeConfig(
         model=recording.header.model,
+        dtype=recorded.get("dtype", "auto"),
+        weights=recorded.get("weights", "auto"),
+        activations=recorded.get("activations", "full"),
         scheduler=recording.scheduler_config(),
         cache=CacheConfig(**recorded["cache"]),
         mesh=MeshConfig(**recorded.get("mesh", {})),
@@ -45,13 +48,25 @@ def _with_pages(
     """Pages for the memory that the run had, or for the one asked for."""
     if "cache.num_pages" in settings:
         return changed
-    tokens = config.cache.num_pages * config.cache.page_size
+    tokens = config.cache.num_pages * config.cache.page_size * _kv_item(config) // _kv_item(changed)
     if "cache.memory_gib" in settings:
-        shape, dtype = recording.header.shape, str(recording.header.config.get("dtype", "bfloat16"))
+        shape = recording.header.shape
         numbers = 2 * shape["num_layers"] * shape["num_kv_heads"] * shape["head_dim"]
-        tokens = int(changed.cache.memory_gib * (1 << 30)) // (numbers * ITEM_BYTES[dtype])
+        tokens = int(changed.cache.memory_gib * (1 << 30)) // (numbers * _kv_item(changed))
     pages = max(tokens // changed.cache.page_size, 2)
     return dataclasses.replace(changed, cache=dataclasses.replace(changed.cache, num_pages=pages))
+
+
+def _kv_item(config: ServeConfig) -> int:
+    """Bytes of one number of the cache."""
+    dtype = config.dtype if config.cache.kv_dtype == "auto" else config.cache.kv_dtype
+    return ITEM_BYTES["bfloat16" if dtype == "auto" else dtype]
+
+
+def _precision(config: ServeConfig) -> dict[str, str]:
+    """The settings, by full path, that say in how many bits a step computes."""
+    names = {"dtype": config.dtype, "weights": config.weights, "activations": config.activations}
+    return names | {"cache.kv_dtype": config.cache.kv_dtype}
 
 
 def shapes_of(recording: Recording, config: ServeConfig, limits: Limits) -> Shapes:
@@ -75,8 +90,15 @@ def spec_of(
     """The recorded engine under `settings`, with its programs and pages.
 
     Nobody is timed out or refused, unless the settings say when: what a slower engine would have lost is seen as time.
+    Raises ValueError for settings that change how long a step takes: the times are those of the recorded engine.
     """
-    config = config_of(recording, settings)
+    config, before = config_of(recording, settings), config_of(recording)
+    for name, value in _precision(config).items():
+        if value != (recorded := _precision(before)[name]):
+            raise ValueError(
+                f"{name}={value!r} changes the time of a step, and here that is known for the recorded {recorded!r} "
+                "only: replay it with --real"
+            )
     limits = limits_of(config, VOCAB_SIZE)
     given = {path.rpartition(".")[2] for path in settings or {}}
     return ReplicaSpec(

@@ -143,8 +143,15 @@ class Registry:
 
     @property
     def temp_bytes(self) -> int:
-        """Temporaries and new outputs of the hungriest program that runs while there is a state."""
-        return max(p.temp_bytes + p.output_bytes - p.alias_bytes for k, p in self.programs.items() if k != "init")
+        """Temporaries and new outputs of the hungriest program that runs while there is a state; of a pick program
+        the logits too, which a step has left.
+        """
+
+        def beside(key: Any, program: Program) -> int:
+            logits = program.argument_bytes - program.alias_bytes if str(key).startswith("pick ") else 0
+            return program.temp_bytes + program.output_bytes - program.alias_bytes + logits
+
+        return max(beside(key, program) for key, program in self.programs.items() if key != "init")
 
     def _lower_step(self, statics: StepStatics, shape: StepShape) -> Any:
         step = decode_step if shape.decode else prefill_step

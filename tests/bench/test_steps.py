@@ -34,6 +34,14 @@ def test_plans_can_be_packed_and_run():
         Crowd(LIMITS, 10, 40)
 
 
+def test_settings_are_of_what_the_measurement_does_not_decide():
+    sizes = {"rows": (3,), "tokens": 16, "longest": 64}
+    config = narrow_config(**sizes, settings=["activations=int8", "kv_dtype=float32", "kv_dtype=bfloat16"])
+    assert (config.activations, config.cache.kv_dtype, config.cache.page_size) == ("int8", "bfloat16", 16)
+    with pytest.raises(ValueError, match=r"cache.page_size, scheduler.max_num_seqs cannot be set here"):
+        narrow_config(**sizes, settings=["max_num_seqs=9", "cache.page_size=32"])
+
+
 def test_a_decode_step_reads_weights_and_live_keys_once():
     case = make_case("decode", ENGINE, Crowd(LIMITS, 3, 40).decode(40))
     assert case.nbytes == 4 * (LAYERS + 800) + 3 * 40 * 4 * (2 * 2 * 4)

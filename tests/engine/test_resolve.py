@@ -68,7 +68,9 @@ def test_activations_in_8_bits_need_weights_of_4_bits_that_stay_packed(model):
     config = ServeConfig(dtype="float32", activations="int8")
     assert as_kept(resolve(config, model, CPU, 1), model).activations == "int8"
     assert as_kept(resolve(ServeConfig(dtype="float32"), model, CPU, 1), model).activations == "full"
-    with pytest.raises(ValueError, match=r"activations='int8' needs packed Q4_0 or Q4_1.*'dense' keeps none packed"):
+    with pytest.raises(
+        ValueError, match=r"needs packed Q4_0 or Q4_1.*'dense' keeps none packed; use weights='as-shipped'"
+    ):
         resolve(dataclasses.replace(config, weights="dense"), model, CPU, 1)
     eight_bits = dataclasses.replace(model, shipped=tuple((path, "q8_0") for path, _ in model.shipped))
     with pytest.raises(ValueError, match="'as-shipped' keeps q8_0; use activations='full'"):

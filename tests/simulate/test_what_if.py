@@ -5,11 +5,14 @@ import dataclasses
 import pytest
 
 from jcb import config_file
+from jcb.config import CacheConfig, ServeConfig
+from jcb.engine.record import recorded_config
 from jcb.recording import Recording
 from jcb.simulate import report
 from jcb.simulate.cost import NO_HOST
 from jcb.simulate.recorded import RecordedWorkload, recorded_stats
 from jcb.simulate.what_if import config_of, simulate_recording
+from jcb.steps.shapes import Shapes
 from tests.fakes import Bench
 from tests.simulate.test_replay import drive, record
 
@@ -70,6 +73,30 @@ def test_pages_follow_the_memory(recording):
     assert config_of(recording).cache.num_pages == 24
     assert config_of(recording, settings("cache.page_size=8")).cache.num_pages == 12
     assert config_of(recording, settings("cache.num_pages=99")).cache.num_pages == 99
+
+
+def test_pages_follow_what_keys_and_values_are_kept_in(recording):
+    recording.header.config["dtype"] = "float32"
+    recording.header.shape.update(num_layers=2, num_kv_heads=3, head_dim=64)
+    assert config_of(recording, settings("kv_dtype=bfloat16")).cache.num_pages == 48
+    assert config_of(recording, settings("kv_dtype=bfloat16", "page_size=8")).cache.num_pages == 24
+    wide, half = (config_of(recording, settings("memory_gib=1", f"kv_dtype={d}")) for d in ("float32", "bfloat16"))
+    assert wide.cache.num_pages == (1 << 30) // (2 * 2 * 3 * 64 * 4) // 4
+    assert half.cache.num_pages == 2 * wide.cache.num_pages
+
+
+@pytest.mark.parametrize("setting", ["kv_dtype=bfloat16", "dtype=float32", "weights=dense", "activations=int8"])
+def test_what_makes_steps_longer_or_shorter_is_not_simulated(recording, setting):
+    path, _ = next(iter(settings(setting).items()))
+    with pytest.raises(ValueError, match=f"{path}=.* replay it with --real"):
+        simulate_recording(recording, settings(setting), cost=OneSecond(), host=NO_HOST)
+
+
+def test_a_recording_says_what_it_computed_in():
+    config = ServeConfig(dtype="float32", weights="as-shipped", activations="int8", cache=CacheConfig(num_pages=9))
+    recorded = recorded_config(config, Shapes((), ()))
+    assert (recorded["dtype"], recorded["weights"], recorded["activations"]) == ("float32", "as-shipped", "int8")
+    assert recorded["cache"]["kv_dtype"] == "auto"
 
 
 def test_a_recorded_workload_keeps_times_lengths_and_shared_pages(tmp_path):

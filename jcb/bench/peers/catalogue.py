@@ -12,7 +12,10 @@ from typing import Any
 _RUNNERS = "jcb.bench.peers.runners"
 _ROOT = Path(__file__).parents[3]
 SEATS = 64
-JCB_MODES: dict[str, tuple[str, ...]] = {"dense": ("weights=dense",), "int8": ("activations=int8",)}
+JCB_MODES: dict[str, tuple[str, ...]] = {
+    "dense": ("weights=dense",),
+    "int8": ("weights=as-shipped", "activations=int8", "cache.kv_dtype=bfloat16"),
+}
 """What jcb is measured as, beside its defaults: by name, with its settings."""
 
 _CACHE_GIB = 2
