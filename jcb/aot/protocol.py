@@ -44,6 +44,7 @@ class Plan:
 class Row:
     """One compiled program; bytes and operations are of each device.
 
+    weights_beside: bytes of weights that lie in memory while it runs, where it does not take them.
     unknown_loops: loops counted once because their length is only known when they run. error: why it did not compile,
     or ""; all numbers are 0 then.
     """
@@ -57,6 +58,7 @@ class Row:
     output_bytes: int = 0
     flops: float = 0.0
     bytes_accessed: float = 0.0
+    weights_beside: int = 0
     unknown_loops: int = 0
     floor_bytes: int = 0
     floor_seconds: float = 0.0
@@ -65,7 +67,8 @@ class Row:
     @property
     def needed_bytes(self) -> int:
         """Memory that the device must have for this program to run."""
-        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes + self.code_bytes
+        own = self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes + self.code_bytes
+        return own + self.weights_beside
 
     @property
     def over_floor(self) -> float:

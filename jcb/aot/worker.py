@@ -25,7 +25,7 @@ from jcb.chips import Topology, parse_topology
 from jcb.config import Limits, ModelConfig, ServeConfig
 from jcb.config_file import loads
 from jcb.engine.memory import Device
-from jcb.engine.resolve import as_kept, limits_of, plan_memory, resolve
+from jcb.engine.resolve import as_kept, limits_of, plan_memory, resolve, weight_bytes
 from jcb.sharding import Placement, tensor_parallel
 from jcb.steps.registry import Program, Registry, compile_threads, name_of
 from jcb.steps.shapes import StepShape
@@ -59,6 +59,7 @@ class Preflight:
         self.model = as_kept(self.config, model)
         self.statics = StepStatics.of(self.config, self.model, self.device.platform)
         self.limits: Limits = limits_of(self.config, model.vocab_size)
+        self._weights = weight_bytes(self.config, model, self.placement.num_devices)
         self.registry = Registry(self.statics, self.config.scheduler, self.limits, self.config.dtype, self.placement)
 
     def plan(self, names: tuple[str, ...]) -> Plan:
@@ -104,6 +105,7 @@ class Preflight:
             output_bytes=program.output_bytes,
             flops=moved.flops,
             bytes_accessed=moved.nbytes,
+            weights_beside=0 if isinstance(key, StepShape) or key == "prompt" else self._weights,
             unknown_loops=moved.unknown_loops,
         )
         if not isinstance(key, StepShape):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -32,6 +33,7 @@ def test_messages_survive_the_pipe_and_a_compilers_chatter_is_ignored():
 
 def test_needed_memory_counts_what_is_not_aliased():
     assert ROW.needed_bytes == (3 << 30) + (5 << 20) + (1 << 20)
+    assert replace(ROW, weights_beside=7).needed_bytes == ROW.needed_bytes + 7
     assert ROW.over_floor == pytest.approx(1.1)
     assert Row(name="init").over_floor == 0.0
 
