@@ -18,11 +18,12 @@ from pallas_kernels.quantized_dot import PackedWeights, quantized_dot
 class PackedLayer:
     """One layer of packed weights, as `linear` takes it: the whole array and an index, so that nothing is copied.
 
-    activations, platform, implementation: as `pallas_kernels.quantized_dot` takes them.
+    live, activations, platform, implementation: as `pallas_kernels.quantized_dot` takes them.
     """
 
     weights: PackedWeights
     layer: jax.Array | int
+    live: jax.Array | None
     activations: str
     platform: str | None
     implementation: str
@@ -40,7 +41,8 @@ def linear_f32(x: jax.Array, weight: Weight) -> jax.Array:
     """x [T, in] times weight [out, in]: f32[T, out]."""
     if isinstance(weight, PackedLayer):
         where = {"platform": weight.platform, "implementation": weight.implementation}
-        return quantized_dot(x, weight.weights, weight.layer, activations=weight.activations, **where)
+        packed, live = weight.weights, weight.live
+        return quantized_dot(x, packed, weight.layer, live=live, activations=weight.activations, **where)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     dims = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(x, weight, dims, precision=precision, preferred_element_type=jnp.float32)

@@ -60,7 +60,7 @@ def forward(
     attend = partial(paged_attention, layout=layout, max_q_len=max_q_len, implementation=implementation)
 
     packed = {name: w for name, w in params["layers"].items() if isinstance(w, PackedWeights)}
-    how = (config.activations, layout.platform, implementation)
+    how = (batch.cu_q_lens[batch.num_seqs], config.activations, layout.platform, implementation)
 
     def layer(carry: tuple[jax.Array, jax.Array], xs: tuple[Any, jax.Array]) -> tuple[Any, None]:
         hidden, kv_pages = carry
@@ -89,16 +89,17 @@ def logits(
     config: ModelConfig,
     axis: str | None = None,
     *,
+    live: jax.Array | None = None,
     platform: str | None = None,
     implementation: str = "auto",
 ) -> jax.Array:
     """f32[R, V] scores of the next token for hidden states [R, D], the same on every device.
 
-    platform, implementation: of packed weights, see `pallas_kernels.quantized_dot`.
+    live: i32[], rows that count. live, platform, implementation: of packed weights, see `pallas_kernels.quantized_dot`.
     """
     head = params.get("head", params["embedding"])
     if isinstance(head, PackedWeights):
-        head = PackedLayer(head, 0, config.activations, platform, implementation)
+        head = PackedLayer(head, 0, live, config.activations, platform, implementation)
     scores = layers.linear_f32(hidden, head)
     if axis is None or scores.shape[1] == config.vocab_size:
         return scores

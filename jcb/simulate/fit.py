@@ -19,10 +19,11 @@ import numpy as np
 from jcb.recording import Recording, Step
 from jcb.simulate.cost import Affine, HostCost, StepWork, work_of_step
 
-VERSION = 1
-FEATURES = ("step", "mixed", "padded_tokens", "padded_rows", "rows", "decode_kv", "chunk_kv", "chunk_pairs")
-"""What has a price: the step itself (weights are read once) and one with chunks, computed tokens and rows (logits),
-live rows, cache tokens read by single rows and by chunks, pairs of tokens in chunks."""
+VERSION = 2
+FEATURES = ("step", "mixed", "padded_tokens", "tokens", "padded_rows", "rows", "decode_kv", "chunk_kv", "chunk_pairs")
+"""What has a price: the step itself (weights are read once) and one with chunks, tokens and rows (logits) with their
+padding and without (the C++ kernels pass over it), cache tokens read by single rows and by chunks, pairs of tokens in
+chunks."""
 
 MIN_STEPS = 20
 _OFTEN = 6  # steps of one program that tell its own factor
@@ -52,10 +53,11 @@ class FittedCost:
     def seconds(self, work: StepWork) -> float:
         """Of one step on the device."""
         factor = self.factors.get((work.padded_tokens, work.padded_rows, work.is_decode), 1.0)
-        step, mixed, tokens, padded_rows, rows, decode_kv, chunk_kv, pairs = self.prices
+        step, mixed, padded_tokens, tokens, padded_rows, rows, decode_kv, chunk_kv, pairs = self.prices
         return factor * (
             (step if work.is_decode else step + mixed)
-            + tokens * work.padded_tokens
+            + padded_tokens * work.padded_tokens
+            + tokens * work.tokens
             + padded_rows * work.padded_rows
             + rows * work.rows
             + decode_kv * work.decode_kv
@@ -173,7 +175,10 @@ def _features(works: Iterable[StepWork]) -> np.ndarray:
     """f64[steps, FEATURES]"""
     return np.array(
         [
-            (1.0, not w.is_decode, w.padded_tokens, w.padded_rows, w.rows, w.decode_kv, w.chunk_kv, w.chunk_pairs)
+            (
+                *(1.0, not w.is_decode, w.padded_tokens, w.tokens, w.padded_rows, w.rows),
+                *(w.decode_kv, w.chunk_kv, w.chunk_pairs),
+            )
             for w in works
         ],
         np.float64,

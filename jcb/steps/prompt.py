@@ -64,7 +64,8 @@ def prompt_step(
 
     def one_tile(number: jax.Array, lines: jax.Array) -> jax.Array:
         start = number * TILE
-        logits = logits_of(statics, params, state.hidden[jax.lax.dynamic_slice_in_dim(places, start, TILE)])
+        hidden = state.hidden[jax.lax.dynamic_slice_in_dim(places, start, TILE)]
+        logits = logits_of(statics, params, hidden, count - start)
         normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         following = jax.lax.dynamic_slice_in_dim(targets, start, TILE)[:, None]
         logprobs = jnp.take_along_axis(logits, following, axis=-1) - normaliser

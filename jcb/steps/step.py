@@ -57,7 +57,7 @@ def decode_step(
     """
     batch, rows = unpack(packed, shape, state.last_token)
     hidden, state = _forward(statics, params, batch, state, max_q_len=1)
-    return _finish(statics, params, hidden, rows, state)
+    return _finish(statics, params, hidden, batch.num_seqs, rows, state)
 
 
 def prefill_step(
@@ -71,7 +71,7 @@ def prefill_step(
     hidden, state = _forward(statics, params, batch, state, max_q_len=None)
     last = jnp.clip(batch.cu_q_lens[1:] - 1, 0, shape.num_tokens - 1)
     state = dataclasses.replace(state, hidden=jax.lax.dynamic_update_slice_in_dim(state.hidden, hidden, 0, 0))
-    return _finish(statics, params, hidden[last], rows, state)
+    return _finish(statics, params, hidden[last], batch.num_seqs, rows, state)
 
 
 def _forward(
@@ -90,16 +90,16 @@ def _forward(
     return hidden, dataclasses.replace(state, kv_pages=kv_pages)
 
 
-def logits_of(statics: StepStatics, params: Any, hidden: jax.Array) -> jax.Array:
-    """f32[R, V] scores of the token after hidden states [R, D]."""
+def logits_of(statics: StepStatics, params: Any, hidden: jax.Array, live: jax.Array) -> jax.Array:
+    """f32[R, V] scores of the token after hidden states [R, D], of which `live` i32[] count."""
     where = {"platform": statics.layout.platform, "implementation": statics.implementation}
-    return llama.logits(params, hidden, statics.config, statics.axis, **where)
+    return llama.logits(params, hidden, statics.config, statics.axis, live=live, **where)
 
 
 def _finish(
-    statics: StepStatics, params: Any, hidden: jax.Array, rows: Rows, state: DeviceState
+    statics: StepStatics, params: Any, hidden: jax.Array, num_seqs: jax.Array, rows: Rows, state: DeviceState
 ) -> tuple[DeviceState, jax.Array, jax.Array]:
     """The likeliest tokens after hidden states [R, D]; rows that sample update what their slot remembers."""
-    logits = logits_of(statics, params, hidden)
+    logits = logits_of(statics, params, hidden, num_seqs)
     sampled = sampling.likeliest(logits)
     return sampling.remember(state, rows, sampled), outputs.pack(sampled), logits

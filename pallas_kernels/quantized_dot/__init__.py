@@ -17,6 +17,7 @@ def quantized_dot(
     packed: PackedWeights,
     layer: jax.Array | int = 0,
     *,
+    live: jax.Array | int | None = None,
     activations: str = "full",
     platform: str | None = None,
     implementation: str = "auto",
@@ -26,6 +27,8 @@ def quantized_dot(
     layer: i32[], inside `packed` (out of range is the caller's mistake: XLA clamps it, the C++ kernel refuses it).
     The whole array goes in and nothing of it is copied. Products are those of x and of the exact weights in float32;
     only the order of the sum differs between implementations, and in the C++ kernel it does not depend on T.
+    live: i32[], rows of x that count, all if None: later ones are padding, and what comes out for them means nothing
+    (the C++ kernel spends no time on them and gives zeros).
     activations: "full", or "int8", which rounds x to 8 bits before it meets 4-bit weights (see `rounding.round_int8`),
     in every implementation; weights of 8 bits meet x as it is.
     platform: "cpu", "gpu" or "tpu", where the program will run; None asks JAX. Raises ValueError when shapes do not
@@ -46,4 +49,5 @@ def quantized_dot(
         raise ValueError(f"{activations=} is not one of {', '.join(ACTIVATIONS)}")
     platform = platform or jax.default_backend()
     rounds = activations == "int8" and packed.format in ROUNDED_FORMATS
-    return call("quantized_dot", implementation, platform, x, packed, jnp.asarray(layer, jnp.int32), rounds=rounds)
+    scalars = (jnp.asarray(layer, jnp.int32), jnp.asarray(len(x) if live is None else live, jnp.int32))
+    return call("quantized_dot", implementation, platform, x, packed, *scalars, rounds=rounds)

@@ -30,7 +30,7 @@ enum class Format : int32_t { kQ4_0, kQ4_1, kQ8_0, kInt8 };
 // Bytes of one block of one output.
 constexpr long code_bytes(Format format) { return format == Format::kQ4_0 || format == Format::kQ4_1 ? 16 : 32; }
 
-// y[rows, out] = x[rows, in] times the weights of one layer.
+// y[rows, out] = x[rows, in] times the weights of one layer; rows that are padding are not among these.
 struct Job {
   const uint8_t* codes;
   const void* scales;  // float16, or float32 with kInt8
@@ -178,7 +178,8 @@ void in_pieces(ffi::ThreadPool& pool, long count, long least, const Work& work) 
 }
 
 ffi::Error quantized_dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer codes, ffi::AnyBuffer scales,
-                         ffi::Buffer<ffi::F16> mins, ffi::Buffer<ffi::S32> layer, ffi::Result<ffi::Buffer<ffi::F32>> y,
+                         ffi::Buffer<ffi::F16> mins, ffi::Buffer<ffi::S32> layer, ffi::Buffer<ffi::S32> live,
+                         ffi::Result<ffi::Buffer<ffi::F32>> y,
                          int32_t format, bool round, std::string_view isa) {
   const long index = layer.typed_data()[0], layers = codes.dimensions()[0];
   if (index < 0 || index >= layers) {
@@ -187,8 +188,11 @@ ffi::Error quantized_dot(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Any
   const auto of_layer = [=](const auto& buffer) {
     return static_cast<const uint8_t*>(buffer.untyped_data()) + buffer.size_bytes() / layers * index;
   };
+  const long all = x.dimensions()[0], rows = std::clamp<long>(live.typed_data()[0], 0, all);
   const Job job{of_layer(codes), of_layer(scales), reinterpret_cast<const uint16_t*>(of_layer(mins)),
-                x.typed_data(), y->typed_data(), x.dimensions()[0], x.dimensions()[1], y->dimensions()[1]};
+                x.typed_data(), y->typed_data(), rows, x.dimensions()[1], y->dimensions()[1]};
+  std::fill(job.y + rows * job.out, job.y + all * job.out, 0.0f);
+  if (rows == 0) return ffi::Error::Success();
   const Format kind = static_cast<Format>(format);
   const InstructionSet set = pallas_kernels::Choose(isa);
   const long groups = codes.dimensions()[1];
@@ -218,6 +222,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(pallas_kernels_quantized_dot, quantized_dot,
                                   .Arg<ffi::AnyBuffer>()          // scales
                                   .Arg<ffi::Buffer<ffi::F16>>()   // mins
                                   .Arg<ffi::Buffer<ffi::S32>>()   // layer
+                                  .Arg<ffi::Buffer<ffi::S32>>()   // live: rows before it are computed
                                   .Ret<ffi::Buffer<ffi::F32>>()   // y [rows, out]
                                   .Attr<int32_t>("format")
                                   .Attr<bool>("round")  // x to 8 bits

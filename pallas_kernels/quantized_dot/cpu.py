@@ -14,7 +14,13 @@ HANDLER = "pallas_kernels_quantized_dot"
 
 
 def quantized_dot(
-    x: jax.Array, packed: PackedWeights, layer: jax.Array, *, rounds: bool = False, instruction_set: str = ""
+    x: jax.Array,
+    packed: PackedWeights,
+    layer: jax.Array,
+    live: jax.Array,
+    *,
+    rounds: bool = False,
+    instruction_set: str = "",
 ) -> jax.Array:
     """See `pallas_kernels.quantized_dot`. rounds: x to 8 bits. instruction_set: "" is the best that the processor has,
     else at most this.
@@ -25,5 +31,5 @@ def quantized_dot(
     native.register()
     run = jax.ffi.ffi_call(HANDLER, jax.ShapeDtypeStruct((x.shape[0], packed.out), jnp.float32))
     format = np.int32(FORMATS.index(packed.format))
-    arrays = (x.astype(jnp.float32), packed.codes, packed.scales, packed.mins, layer)
+    arrays = (x.astype(jnp.float32), packed.codes, packed.scales, packed.mins, layer, live)
     return run(*arrays, format=format, round=rounds, isa=instruction_set)

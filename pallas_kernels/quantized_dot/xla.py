@@ -16,7 +16,9 @@ from pallas_kernels.quantized_dot.weights import PackedWeights, dequantise
 _PIECE_GROUPS = 64
 
 
-def quantized_dot(x: jax.Array, packed: PackedWeights, layer: jax.Array, *, rounds: bool = False) -> jax.Array:
+def quantized_dot(
+    x: jax.Array, packed: PackedWeights, layer: jax.Array, live: jax.Array, *, rounds: bool = False
+) -> jax.Array:
     """See `pallas_kernels.quantized_dot`. rounds: x to 8 bits."""
     x = round_int8(x) if rounds else x.astype(jnp.float32)
     groups = packed.packed_shape.groups

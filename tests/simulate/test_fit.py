@@ -106,7 +106,7 @@ def test_a_calibration_comes_back_from_its_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{}", "no calibration of version 1"), ("[", "c.json"), ('{"jcb_calibration": 1, "features": []}', "no calib")],
+    [("{}", "no calibration of version 2"), ("[", "c.json"), ('{"jcb_calibration": 1, "features": []}', "no calib")],
 )
 def test_what_is_no_calibration_is_told(tmp_path, text, message):
     (tmp_path / "c.json").write_text(text)

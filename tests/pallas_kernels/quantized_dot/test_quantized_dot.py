@@ -123,16 +123,16 @@ def test_instruction_sets_agree(format, instruction_set):
     """The best at most: where the processor lacks one, the next is checked twice. Widening is exact, sums are near."""
     for rows in (1, 2, 4, 8, 9, 14):
         x, packed = make(Case("isa", rows, 45, 288, format=format))
-        weights = np.asarray(dequantise(packed, 1))
-        got = quantized_dot_cpu(x, packed, jnp.int32(1), instruction_set=instruction_set)
+        weights, scalars = np.asarray(dequantise(packed, 1)), (jnp.int32(1), jnp.int32(rows))
+        got = quantized_dot_cpu(x, packed, *scalars, instruction_set=instruction_set)
         assert error(got, np.asarray(x), weights) < 2 * 288**0.5
-        hot = quantized_dot_cpu(jnp.eye(288)[:rows], packed, jnp.int32(1), instruction_set=instruction_set)
+        hot = quantized_dot_cpu(jnp.eye(288)[:rows], packed, *scalars, instruction_set=instruction_set)
         np.testing.assert_array_equal(hot, weights.T[:rows])
         if format in ROUNDED_FORMATS:
-            got = quantized_dot_cpu(x, packed, jnp.int32(1), rounds=True, instruction_set=instruction_set)
+            got = quantized_dot_cpu(x, packed, *scalars, rounds=True, instruction_set=instruction_set)
             assert error(got, np.asarray(round_int8(x)), weights) < 2 * 288**0.5
     with pytest.raises(ValueError, match="sse9"):
-        quantized_dot_cpu(x, packed, jnp.int32(1), instruction_set="sse9")
+        quantized_dot_cpu(x, packed, *scalars, instruction_set="sse9")
 
 
 @pytest.mark.parametrize("activations", ["full", "int8"])
@@ -161,6 +161,20 @@ def test_a_row_does_not_depend_on_the_others(format, activations):
     for rows in (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 32):
         got = quantized_dot(x[50 - rows :], packed, 1, **how)
         np.testing.assert_array_equal(got, whole[50 - rows :], err_msg=f"{rows} rows")
+
+
+@pytest.mark.parametrize("activations", ["full", "int8"])
+@pytest.mark.parametrize("implementation", BACKENDS)
+def test_padding_changes_no_row_that_counts(implementation, activations):
+    how = {"activations": activations, "implementation": implementation}
+    x, packed = make(Case("padded", 21, 80, 96))
+    whole = np.asarray(quantized_dot(x, packed, 1, **how))
+    for live in (0, 1, 3, 8, 9, 20, 21, 99):
+        got = np.asarray(quantized_dot(x, packed, 1, live=live, **how))
+        np.testing.assert_array_equal(got[:live], whole[:live], err_msg=f"{live} rows")
+        assert np.isfinite(got).all()
+        if implementation == "cpu":
+            assert not got[live:].any()
 
 
 @settings(max_examples=10, deadline=None)
