@@ -30,7 +30,8 @@ def narrow_config(
     }
     pages = pages or max(rows) * -(-longest // PAGE_SIZE) + 2
     cache = {"num_pages": pages, "page_size": PAGE_SIZE, "enable_prefix_caching": False}
-    given, decided = parse_settings(settings), {f"scheduler.{name}" for name in sizes} | {f"cache.{n}" for n in cache}
+    given = parse_settings(settings)
+    decided = {f"scheduler.{name}" for name in sizes} | {f"cache.{name}" for name in cache}
     if taken := sorted(decided.intersection(given)):
         raise ValueError(f"{', '.join(taken)} cannot be set here: the measurement decides it")
     return replace(replace(override(ServeConfig(), given), "scheduler", **sizes), "cache", **cache)

@@ -266,13 +266,10 @@ def _parts(engine: Engine, rows: int, context: float) -> dict[str, float]:
     shape, chip = ModelShape.of(engine.model), engine.chip
     devices = engine.config.mesh.tensor_parallel
     numbers = 2 * rows * (shape.step_parameters + context * shape.attention_flops / 2)
+    kv = shape.kv_bytes(engine.config.cache.kv_dtype)
     return {
         "reading the weights": shape.step_bytes(engine.config.dtype) / chip.bandwidth / devices,
-        "reading keys and values": rows
-        * context
-        * shape.kv_bytes(engine.config.cache.kv_dtype)
-        / chip.bandwidth
-        / devices,
+        "reading keys and values": rows * context * kv / chip.bandwidth / devices,
         "arithmetic": numbers / chip.flops / devices,
     }
 

@@ -165,7 +165,8 @@ class Registry:
     def _lower_pick(self, num_rows: int) -> Any:
         logits = jax.ShapeDtypeStruct((num_rows, self._limits.vocab_size), jnp.float32)
         first = (self._placement.abstract(logits, PartitionSpec()), PartitionSpec())
-        return self._lower("pick_step", (), partial(pick.pick_step), first, pick.packed_size(num_rows))
+        step = partial(pick.pick_step)  # an object of its own, for `_lower` names what it is given
+        return self._lower("pick_step", (), step, first, pick.packed_size(num_rows))
 
     @property
     def _param_arguments(self) -> tuple[Any, Any]:
