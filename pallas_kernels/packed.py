@@ -2,11 +2,11 @@
 
 A weight is code * scale + min: codes are small integers, scales and mins belong to a block of 32 weights along `in`
 (int8: scales to a whole output). Codes of 16 outputs lie side by side, so that a vector of the processor holds one
-weight of each. With G = ceil(out / 16) groups and B = in / 32 blocks:
+weight of each, or four of 4 bits. With G = ceil(out / 16) groups and B = in / 32 blocks:
 
-    q4_0, q4_1   codes u8[layers, G, B, 16, 16]   byte [k, output]: weight k of the block in the low nibble, k + 16 in
-                                                  the high one
-    q8_0, int8   codes i8[layers, G, B, 32, 16]
+    q4_0, q4_1   codes u8[layers, G, B, 4, 16, 4]   byte [p, output, i]: weight 4 p + i of the block in the low nibble,
+                                                    4 p + i + 16 in the high one
+    q8_0, int8   codes i8[layers, G, B, 32, 16]     byte [k, output]: weight k
     scales       f16[layers, G, B, 16]            int8: f32[layers, G, 1, 16]
     mins         f16[layers, G, B, 16] in q4_1, else f16[layers, 0]; q4_0's min is -8 * scale
 """
@@ -19,11 +19,13 @@ from dataclasses import dataclass
 import numpy as np
 
 FORMATS = ("q4_0", "q4_1", "q8_0", "int8")
-ROUNDED_FORMATS = ("q4_0", "q4_1")
-"""Those whose weights meet x in 8 bits, where that is asked for."""
+FOUR_BIT_FORMATS = ("q4_0", "q4_1")
+"""Two weights a byte; only these meet x in 8 bits, where that is asked for."""
 ACTIVATIONS = ("full", "int8")
 BLOCK = 32
 GROUP = 16
+QUAD = 4
+"""Bytes of one output that lie together, in 4-bit codes."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ class PackedShape:
         """Shape and data type of "codes", "scales" and "mins"."""
         blocks = self.inner // BLOCK
         by_block = (self.layers, self.groups, blocks, GROUP)
-        nibbles = self.format in ("q4_0", "q4_1")
-        codes = (self.layers, self.groups, blocks, BLOCK // 2 if nibbles else BLOCK, GROUP)
+        nibbles = self.format in FOUR_BIT_FORMATS
+        side_by_side = (BLOCK // 2 // QUAD, GROUP, QUAD) if nibbles else (BLOCK, GROUP)
+        codes = (self.layers, self.groups, blocks, *side_by_side)
         whole = self.format == "int8"
         return {
             "codes": (codes, "uint8" if nibbles else "int8"),
@@ -64,11 +67,14 @@ class PackedShape:
 
 
 def pack(target: np.ndarray, rows: np.ndarray, start: int) -> None:
-    """Write `rows` [out, ...] into outputs start, start + 1, ... of one layer of an array [G, ..., 16].
+    """Write `rows` [out, ...] into outputs start, start + 1, ... of one layer of an array [G, ..., 16] or, for 4-bit
+    codes, [G, B, 4, 16, 4].
 
-    The axes between are the same in both: [B, 16 or 32] of codes, [B] of scales and mins, [1] of int8's scales.
+    rows: [out, B, 16 or 32] of codes, [out, B] of scales and mins, [out, 1] of int8's scales.
     """
     places = np.moveaxis(target, -1, 1)  # a view [G, 16, ...]
+    if target.ndim == 5:
+        places, rows = np.moveaxis(target, -2, 1), rows.reshape(*rows.shape[:-1], -1, QUAD)
     end, done = start + len(rows), 0
     if start % GROUP == 0 and len(rows) % GROUP == 0:
         places[start // GROUP : end // GROUP] = rows.reshape(-1, GROUP, *rows.shape[1:])

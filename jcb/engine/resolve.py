@@ -12,7 +12,7 @@ from jcb.config import Limits, ModelConfig, ServeConfig, Weights
 from jcb.engine.memory import Device, MemoryPlan, pages_for_budget
 from jcb.models.specs import nbytes, param_specs
 from pallas_kernels.native.build import NotBuiltError, find_library
-from pallas_kernels.packed import ROUNDED_FORMATS
+from pallas_kernels.packed import FOUR_BIT_FORMATS
 from pallas_kernels.page import PageShape
 
 _PAGE_SIZES = {"cpu": 16, "gpu": 16, "tpu": 128}
@@ -89,9 +89,9 @@ def _kernels_are_built() -> bool:
 def _check_activations(config: ServeConfig, model: ModelConfig) -> None:
     """Raises ValueError where "int8" would change nothing."""
     kept = {format for _, format in as_kept(config, model).shipped}
-    if config.activations == "int8" and not kept.intersection(ROUNDED_FORMATS):
+    if config.activations == "int8" and not kept.intersection(FOUR_BIT_FORMATS):
         held = f"weights={config.weights!r} keeps " + (", ".join(sorted(kept)) or "none packed")
-        can = {format for _, format in model.shipped}.intersection(ROUNDED_FORMATS) and config.weights == "dense"
+        can = {format for _, format in model.shipped}.intersection(FOUR_BIT_FORMATS) and config.weights == "dense"
         use = "weights='as-shipped'" if can else "activations='full'"
         raise ValueError(f"activations='int8' needs packed Q4_0 or Q4_1 weights, and {held}; use {use}")
 

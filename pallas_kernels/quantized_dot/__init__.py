@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import call
-from pallas_kernels.packed import ACTIVATIONS, FORMATS, ROUNDED_FORMATS
+from pallas_kernels.packed import ACTIVATIONS, FORMATS, FOUR_BIT_FORMATS
 from pallas_kernels.quantized_dot.weights import PackedWeights as PackedWeights
 from pallas_kernels.quantized_dot.weights import dequantise as dequantise
 from pallas_kernels.quantized_dot.weights import take_rows as take_rows
@@ -48,6 +48,6 @@ def quantized_dot(
     if activations not in ACTIVATIONS:
         raise ValueError(f"{activations=} is not one of {', '.join(ACTIVATIONS)}")
     platform = platform or jax.default_backend()
-    rounds = activations == "int8" and packed.format in ROUNDED_FORMATS
+    rounds = activations == "int8" and packed.format in FOUR_BIT_FORMATS
     scalars = (jnp.asarray(layer, jnp.int32), jnp.asarray(len(x) if live is None else live, jnp.int32))
     return call("quantized_dot", implementation, platform, x, packed, *scalars, rounds=rounds)

@@ -24,6 +24,7 @@ using pallas_kernels::InstructionSet;
 
 constexpr long kGroup = 16;  // outputs whose codes lie side by side
 constexpr long kBlock = 32;  // weights along `in` with one scale
+constexpr long kQuad = 4;    // weights of one output that lie side by side, in 4-bit codes
 
 enum class Format : int32_t { kQ4_0, kQ4_1, kQ8_0, kInt8 };
 
@@ -43,14 +44,9 @@ struct Job {
 
 using Kernel = void (*)(const Job&, long first, long last);
 
-constexpr long kQuads = kBlock / 4;  // a block's 8-bit numbers of x, four at a time
-constexpr long kQuadBlocks = 24;     // blocks of weights widened at a time: 15 KiB
 constexpr float kSmallest = 1e-30f;  // blocks of x below it are zero
 
-// Which weight of a block meets number `i` of a quad: the order in which 4-bit codes come apart fastest.
-constexpr long weight_of(long quad, long i) { return quad / 2 * 4 + quad % 2 + i / 2 * 2 + i % 2 * 16; }
-
-// x in 8 bits: numbers [rows, blocks, quad, 4], and of each block its step and the sum of its numbers times the step.
+// x in 8 bits: numbers [rows, in], and of each block its step and the sum of its numbers times the step.
 struct Rounded {
   int8_t* numbers;
   float *steps, *totals;
@@ -64,6 +60,7 @@ namespace plain {
 #define TILE_ROWS 3
 using Vector = float __attribute__((vector_size(4 * LANES)));
 using Int = int32_t __attribute__((vector_size(4 * LANES)));
+using Bytes = int8_t __attribute__((vector_size(LANES)));
 ISA_TARGET inline Vector fma(Vector a, Vector b, Vector c) { return a * b + c; }
 ISA_TARGET inline Vector nearest(Vector a) {
   for (int i = 0; i < LANES; ++i) a[i] = std::nearbyint(a[i]);
@@ -89,6 +86,7 @@ ISA_TARGET inline Vector half(const uint16_t* from) {
 }
 #include "cpu_kernel.h"
 #include "cpu_int8.h"
+#undef UNROLL
 #undef LANES
 #undef TILE_ROWS
 #undef ISA_TARGET
@@ -99,9 +97,10 @@ namespace avx2 {
 #define ISA_TARGET __attribute__((target("avx2,fma,f16c")))
 #define LANES 8
 #define TILE_ROWS 6
-#define HAS_QUADS
+#define HAS_MADDUBS
 using Vector = float __attribute__((vector_size(4 * LANES)));
 using Int = int32_t __attribute__((vector_size(4 * LANES)));
+using Bytes = int8_t __attribute__((vector_size(LANES)));
 ISA_TARGET inline Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 ISA_TARGET inline Vector nearest(Vector a) {
   return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -117,10 +116,11 @@ ISA_TARGET inline Vector half(const uint16_t* from) {
 }
 #include "cpu_kernel.h"
 #include "cpu_int8.h"
+#undef UNROLL
 #undef LANES
 #undef TILE_ROWS
 #undef ISA_TARGET
-#undef HAS_QUADS
+#undef HAS_MADDUBS
 }  // namespace avx2
 
 namespace avx512 {
@@ -140,6 +140,7 @@ ISA_TARGET inline Vector half(const uint16_t* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 #include "cpu_kernel.h"
+#undef UNROLL
 #undef LANES
 #undef TILE_ROWS
 #undef ISA_TARGET

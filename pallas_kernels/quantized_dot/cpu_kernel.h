@@ -6,6 +6,8 @@
 // A vector's lanes are outputs; a sum over `in` runs in one lane, in the order 0, 16, 1, 17, ... of every block. Both
 // ways of walking keep that order, so a row's result never depends on how many rows there are.
 
+#define UNROLL _Pragma("GCC unroll 8")
+
 constexpr long kVectors = kGroup / LANES;  // vectors of one group of outputs
 constexpr long kTileBlocks = 9;            // blocks widened at a time: 18 KiB, which stay in the first cache
 constexpr long kFusedRows = 8;             // up to here weights are widened in registers, beyond it into a tile
@@ -29,7 +31,8 @@ template <Format F>
 ISA_TARGET static inline Block block(const Job& job, long vector, long index) {
   const long group = vector / kVectors, lane = vector % kVectors * LANES;
   const long place = group * job.blocks() + index;
-  Block b{job.codes + place * kGroup * code_bytes(F) + lane, {}, {}};
+  constexpr long kSide = code_bytes(F) == kBlock ? 1 : kQuad;  // bytes of one output that lie together
+  Block b{job.codes + place * kGroup * code_bytes(F) + lane * kSide, {}, {}};
   if constexpr (F == Format::kInt8) {
     b.scale = load<Vector>(static_cast<const float*>(job.scales) + group * kGroup + lane);
   } else {
@@ -40,24 +43,28 @@ ISA_TARGET static inline Block block(const Job& job, long vector, long index) {
   return b;
 }
 
-// Weights `index` and `index + 16` of a block, exactly as the file means them.
+// Weights `quad + i` and `quad + i + 16` of a block, exactly as the file means them; i counts to kQuad.
 template <Format F>
-ISA_TARGET static inline void widen(const Block& b, long index, Vector& low, Vector& high) {
-  const uint8_t* codes = b.codes + index * kGroup;
+ISA_TARGET static inline void widen(const Block& b, long quad, int i, Vector& low, Vector& high) {
   if constexpr (code_bytes(F) == kBlock) {
-    const int8_t* numbers = reinterpret_cast<const int8_t*>(codes);
+    const int8_t* numbers = reinterpret_cast<const int8_t*>(b.codes) + (quad + i) * kGroup;
     low = b.scale * __builtin_convertvector(bytes(numbers), Vector);
     high = b.scale * __builtin_convertvector(bytes(numbers + 16 * kGroup), Vector);
   } else {
-    const Int pair = bytes(codes);
-    low = fma(__builtin_convertvector(pair & 15, Vector), b.scale, b.min);
-    high = fma(__builtin_convertvector(pair >> 4, Vector), b.scale, b.min);
+    const Int words = load<Int>(b.codes + quad * kGroup), pairs = words >> i * 8;
+    low = fma(__builtin_convertvector(pairs & 15, Vector), b.scale, b.min);
+    high = fma(__builtin_convertvector(pairs >> 4 & 15, Vector), b.scale, b.min);
   }
 }
 
 ISA_TARGET static inline void store(const Job& job, long row, long vector, Vector value) {
-  const long column = vector * LANES, left = std::min<long>(job.out - column, LANES);
-  if (left > 0) std::memcpy(job.y + row * job.out + column, &value, sizeof(float) * left);
+  const long column = vector * LANES, left = job.out - column;
+  float* const to = job.y + row * job.out + column;
+  if (left >= LANES) {
+    std::memcpy(to, &value, sizeof value);
+  } else if (left > 0) {
+    std::memcpy(to, &value, sizeof(float) * left);
+  }
 }
 
 // All R rows of x times V vectors of outputs, weights widened in registers.
@@ -68,16 +75,18 @@ ISA_TARGET static void fused(const Job& job, long first) {
     Block blocks[V];
     for (int v = 0; v < V; ++v) blocks[v] = block<F>(job, first + v, i);
     const float* x = job.x + i * kBlock;
-    for (long k = 0; k < 16; ++k) {
-      Vector low[V], high[V];
-      for (int v = 0; v < V; ++v) widen<F>(blocks[v], k, low[v], high[v]);
-      for (int r = 0; r < R; ++r) {
-        const Vector each = splat(x[r * job.in + k]);
-        for (int v = 0; v < V; ++v) sums[r][v] = fma(low[v], each, sums[r][v]);
-      }
-      for (int r = 0; r < R; ++r) {
-        const Vector each = splat(x[r * job.in + k + 16]);
-        for (int v = 0; v < V; ++v) sums[r][v] = fma(high[v], each, sums[r][v]);
+    for (long quad = 0; quad < 16; quad += kQuad) {
+      UNROLL for (long k = quad; k < quad + kQuad; ++k) {
+        Vector low[V], high[V];
+        UNROLL for (int v = 0; v < V; ++v) widen<F>(blocks[v], quad, k - quad, low[v], high[v]);
+        UNROLL for (int r = 0; r < R; ++r) {
+          const Vector each = splat(x[r * job.in + k]);
+          UNROLL for (int v = 0; v < V; ++v) sums[r][v] = fma(low[v], each, sums[r][v]);
+        }
+        UNROLL for (int r = 0; r < R; ++r) {
+          const Vector each = splat(x[r * job.in + k + 16]);
+          UNROLL for (int v = 0; v < V; ++v) sums[r][v] = fma(high[v], each, sums[r][v]);
+        }
       }
     }
   }
@@ -102,12 +111,14 @@ ISA_TARGET static void widen_tile(const Job& job, long group, long start, long b
   for (long i = 0; i < blocks; ++i) {
     Block b[kVectors];
     for (int v = 0; v < kVectors; ++v) b[v] = block<F>(job, group * kVectors + v, start + i);
-    for (long k = 0; k < 16; ++k, tile += 2 * kGroup) {
-      for (int v = 0; v < kVectors; ++v) {
-        Vector low, high;
-        widen<F>(b[v], k, low, high);
-        std::memcpy(tile + v * LANES, &low, sizeof low);
-        std::memcpy(tile + kGroup + v * LANES, &high, sizeof high);
+    for (long quad = 0; quad < 16; quad += kQuad) {
+      UNROLL for (int i = 0; i < kQuad; ++i, tile += 2 * kGroup) {
+        UNROLL for (int v = 0; v < kVectors; ++v) {
+          Vector low, high;
+          widen<F>(b[v], quad, i, low, high);
+          std::memcpy(tile + v * LANES, &low, sizeof low);
+          std::memcpy(tile + kGroup + v * LANES, &high, sizeof high);
+        }
       }
     }
   }

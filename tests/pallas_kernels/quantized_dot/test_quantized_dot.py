@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pallas_kernels import native
 from pallas_kernels.native import INSTRUCTION_SETS
-from pallas_kernels.packed import FORMATS, ROUNDED_FORMATS, PackedShape, pack
+from pallas_kernels.packed import FORMATS, FOUR_BIT_FORMATS, PackedShape, pack
 from pallas_kernels.quantized_dot import PackedWeights, dequantise, quantized_dot, take_rows
 from pallas_kernels.quantized_dot.cases import CASES, Case, make
 from pallas_kernels.quantized_dot.cpu import quantized_dot as quantized_dot_cpu
@@ -73,7 +73,7 @@ def test_every_case_with_x_in_8_bits(case, implementation):
     x, packed = make(case)
     got = quantized_dot(x, packed, case.layer, activations="int8", implementation=implementation)
     full = quantized_dot(x, packed, case.layer, implementation=implementation)
-    if case.format not in ROUNDED_FORMATS:
+    if case.format not in FOUR_BIT_FORMATS:
         np.testing.assert_array_equal(got, full)
         return
     weights = np.asarray(dequantise(packed, case.layer))
@@ -128,7 +128,7 @@ def test_instruction_sets_agree(format, instruction_set):
         assert error(got, np.asarray(x), weights) < 2 * 288**0.5
         hot = quantized_dot_cpu(jnp.eye(288)[:rows], packed, *scalars, instruction_set=instruction_set)
         np.testing.assert_array_equal(hot, weights.T[:rows])
-        if format in ROUNDED_FORMATS:
+        if format in FOUR_BIT_FORMATS:
             got = quantized_dot_cpu(x, packed, *scalars, rounds=True, instruction_set=instruction_set)
             assert error(got, np.asarray(round_int8(x)), weights) < 2 * 288**0.5
     with pytest.raises(ValueError, match="sse9"):
@@ -192,7 +192,7 @@ def test_any_shape(rows, out, blocks, format, activations, seed):
     case = Case("any", rows, out, 32 * blocks, format=format, layers=1, layer=0)
     x, packed = make(case, seed)
     got = quantized_dot(x, packed, activations=activations, implementation="cpu")
-    if activations == "int8" and format in ROUNDED_FORMATS:
+    if activations == "int8" and format in FOUR_BIT_FORMATS:
         x = round_int8(x)
     assert error(got, np.asarray(x), np.asarray(dequantise(packed, 0))) < 2 * case.inner**0.5
 
