@@ -57,18 +57,15 @@ ISA_TARGET static void multiply_rounded(const Job& job, const Rounded& x, long g
     UNROLL for (int v = 0; v < kVectors; ++v) b[v] = block<F>(job, group * kVectors + v, i);
     __m256i pairs[R][kVectors] = {};  // 16 bits hold eight products of pairs: 8 * 2 * 15 * 127 = 30,480
     for (long p = 0; p < 4; ++p, numbers += kQuad) {
-      __m256i codes[kVectors];
-      UNROLL for (int v = 0; v < kVectors; ++v) codes[v] = load<__m256i>(b[v].codes + p * kQuad * kGroup) & low;
-      UNROLL for (int r = 0; r < R; ++r) {
-        const __m256i each = _mm256_set1_epi32(load<int32_t>(numbers + r * job.in));
-        UNROLL for (int v = 0; v < kVectors; ++v) pairs[r][v] = add_pairs(pairs[r][v], codes[v], each);
-      }
-      UNROLL for (int v = 0; v < kVectors; ++v) {
-        codes[v] = _mm256_srli_epi16(load<__m256i>(b[v].codes + p * kQuad * kGroup), 4) & low;
-      }
-      UNROLL for (int r = 0; r < R; ++r) {
-        const __m256i each = _mm256_set1_epi32(load<int32_t>(numbers + r * job.in + 16));
-        UNROLL for (int v = 0; v < kVectors; ++v) pairs[r][v] = add_pairs(pairs[r][v], codes[v], each);
+      UNROLL for (int nibble = 0; nibble < 2; ++nibble) {
+        __m256i codes[kVectors];
+        UNROLL for (int v = 0; v < kVectors; ++v) {
+          codes[v] = _mm256_srli_epi16(load<__m256i>(b[v].codes + p * kQuad * kGroup), 4 * nibble) & low;
+        }
+        UNROLL for (int r = 0; r < R; ++r) {
+          const __m256i each = _mm256_set1_epi32(load<int32_t>(numbers + r * job.in + 16 * nibble));
+          UNROLL for (int v = 0; v < kVectors; ++v) pairs[r][v] = add_pairs(pairs[r][v], codes[v], each);
+        }
       }
     }
     numbers += 16;

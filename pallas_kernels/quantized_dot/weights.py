@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.packed import BLOCK, GROUP, FOUR_BIT_FORMATS, PackedShape
+from pallas_kernels.packed import BLOCK, FOUR_BIT_FORMATS, GROUP, PackedShape
 
 
 @partial(
