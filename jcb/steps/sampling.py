@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ CHANGED_ROWS = 8
 
 
 class Sampled(NamedTuple):
-    """What one step sampled; log-probabilities are of the unmodified logits, in nats."""
+    """What one step sampled; log-probabilities are of the unmodified logits, in nats, 0 where none was asked for."""
 
     token_ids: jax.Array  # i32[R]
     logprobs: jax.Array  # f32[R]
@@ -32,10 +33,9 @@ class Sampled(NamedTuple):
     finite: jax.Array  # bool[R]
 
 
-def likeliest(logits: jax.Array) -> Sampled:
+def likeliest(logits: jax.Array, rows: Rows) -> Sampled:
     """The likeliest token of each row of f32[R, V] logits, without alternatives."""
-    normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    return _sampled(logits, normaliser, _best(logits), _no_alternatives(logits))
+    return _sampled(logits, rows, _normaliser(logits, rows), _best(logits), _no_alternatives(logits))
 
 
 def remember(state: DeviceState, rows: Rows, sampled: Sampled) -> DeviceState:
@@ -50,7 +50,7 @@ def remember(state: DeviceState, rows: Rows, sampled: Sampled) -> DeviceState:
 
 def sample(logits: jax.Array, rows: Rows, positions: jax.Array, state: DeviceState) -> Sampled:
     """One token for each row of f32[R, V] logits. positions: i32[R], where the new token will stand."""
-    normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    normaliser = _normaliser(logits, rows)
     changes = jnp.any(rows.has(USES_BIAS | USES_PENALTIES | SUPPRESSES_STOP | USES_MASK))
     random = rows.temperature > 0
     draws = jnp.any(random)
@@ -66,15 +66,31 @@ def sample(logits: jax.Array, rows: Rows, positions: jax.Array, state: DeviceSta
     alternatives = jax.lax.cond(
         jnp.any(rows.num_logprobs > 0), lambda x: top_alternatives(x, normaliser), _no_alternatives, logits
     )
-    return _sampled(logits, normaliser, token_ids, alternatives)
+    sampled = _sampled(logits, rows, normaliser, token_ids, alternatives)
+    return sampled._replace(finite=sampled.finite & jnp.isfinite(jnp.max(logits, axis=-1)))
+
+
+def _normaliser(logits: jax.Array, rows: Rows) -> jax.Array:
+    """f32[R, 1]: logits less it are log-probabilities, where some row wants them; the sum is a pass of its own."""
+    wanted = jnp.any(rows.has(SAMPLES) & (rows.num_logprobs >= 0))
+    return jax.lax.cond(
+        wanted,
+        partial(jax.nn.logsumexp, axis=-1, keepdims=True),
+        lambda x: jnp.zeros_like(x, shape=(len(x), 1)),
+        logits,
+    )
 
 
 def _sampled(
-    logits: jax.Array, normaliser: jax.Array, token_ids: jax.Array, alternatives: tuple[jax.Array, jax.Array]
+    logits: jax.Array,
+    rows: Rows,
+    normaliser: jax.Array,
+    token_ids: jax.Array,
+    alternatives: tuple[jax.Array, jax.Array],
 ) -> Sampled:
-    logprobs = jnp.take_along_axis(logits, token_ids[:, None], axis=-1) - normaliser
-    finite = jnp.isfinite(normaliser[:, 0]) & jnp.isfinite(logprobs[:, 0])
-    return Sampled(token_ids, logprobs[:, 0], *alternatives, finite)
+    chosen = jnp.take_along_axis(logits, token_ids[:, None], axis=-1)
+    logprobs = jnp.where(rows.num_logprobs >= 0, (chosen - normaliser)[:, 0], 0.0)
+    return Sampled(token_ids, logprobs, *alternatives, jnp.isfinite(chosen[:, 0]))
 
 
 def _no_alternatives(logits: jax.Array) -> tuple[jax.Array, jax.Array]:

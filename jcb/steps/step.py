@@ -101,5 +101,5 @@ def _finish(
 ) -> tuple[DeviceState, jax.Array, jax.Array]:
     """The likeliest tokens after hidden states [R, D]; rows that sample update what their slot remembers."""
     logits = logits_of(statics, params, hidden, num_seqs)
-    sampled = sampling.likeliest(logits)
+    sampled = sampling.likeliest(logits, rows)
     return sampling.remember(state, rows, sampled), outputs.pack(sampled), logits

@@ -9,7 +9,7 @@ from jcb.config import Limits
 from jcb.steps import inputs, slot
 from jcb.steps.inputs import ROW_FIELDS, SAMPLES, SUPPRESSES_STOP, USES_BIAS, USES_PENALTIES, Rows
 from jcb.steps.packer import Packer
-from jcb.steps.sampling import sample
+from jcb.steps.sampling import likeliest, sample
 from jcb.steps.shapes import StepShape
 from jcb.steps.state import init_state
 from jcb.types import Request, RowKind, SamplingParams, ScheduledRow, Sequence, StepPlan
@@ -260,3 +260,27 @@ def test_b175_a_sick_row_gives_a_valid_id_and_a_flag_and_harms_nobody(bad):
     assert 0 <= int(out.token_ids[2]) < V
     others = [0, 1, 3, 4, 5]
     np.testing.assert_array_equal(np.asarray(out.token_ids)[others], np.asarray(well.token_ids)[others])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("asked", [-1, 0])
+def test_a_step_takes_the_likeliest_and_flags_one_bad_logit(bad, asked):
+    logits = LOGITS.copy()
+    logits[2, V // 2] = bad
+    out = likeliest(jnp.asarray(logits), rows(*[{"num_logprobs": asked}] * 6))
+    others = [0, 1, 3, 4, 5]
+    assert np.asarray(out.finite).tolist() == [True, True, False, True, True, True]
+    np.testing.assert_array_equal(np.asarray(out.token_ids)[others], LOGITS.argmax(-1)[others])
+
+
+def test_a_row_that_draws_flags_a_bad_logit_that_it_did_not_draw():
+    logits = LOGITS[:1].copy()
+    logits[0, logits.argmin()] = np.nan
+    assert not draw(logits, {"temperature": 1.0}).finite[0]
+
+
+def test_only_rows_that_ask_get_log_probabilities():
+    specs = [{"num_logprobs": 0}, {}, {"num_logprobs": 3}, {}]
+    want = (LOGITS - np.log(np.exp(LOGITS.astype(np.float64)).sum(-1, keepdims=True))).max(-1)[:4] * [1, 0, 1, 0]
+    for out in (likeliest(jnp.asarray(LOGITS[:4]), rows(*specs)), draw(LOGITS[:4], *specs)):
+        np.testing.assert_allclose(out.logprobs, want, atol=1e-5)
