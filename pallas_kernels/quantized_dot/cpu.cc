@@ -42,6 +42,7 @@ struct Job {
   long blocks() const { return in / kBlock; }
 };
 
+using Int4 = int32_t __attribute__((vector_size(16)));
 using Kernel = void (*)(const Job&, long first, long last);
 
 constexpr float kSmallest = 1e-30f;  // blocks of x below it are zero
@@ -60,11 +61,13 @@ namespace plain {
 #define TILE_ROWS 3
 using Vector = float __attribute__((vector_size(4 * LANES)));
 using Int = int32_t __attribute__((vector_size(4 * LANES)));
-using Bytes = int8_t __attribute__((vector_size(LANES)));
 ISA_TARGET inline Vector fma(Vector a, Vector b, Vector c) { return a * b + c; }
 ISA_TARGET inline Vector nearest(Vector a) {
   for (int i = 0; i < LANES; ++i) a[i] = std::nearbyint(a[i]);
   return a;
+}
+ISA_TARGET inline void narrow(const Int* block, int8_t* to) {
+  for (int i = 0; i < kBlock; ++i) to[i] = static_cast<int8_t>(block[i / LANES][i % LANES]);
 }
 ISA_TARGET inline Int bytes(const uint8_t* from) { return Int{from[0], from[1], from[2], from[3]}; }
 ISA_TARGET inline Int bytes(const int8_t* from) { return Int{from[0], from[1], from[2], from[3]}; }
@@ -100,10 +103,15 @@ namespace avx2 {
 #define HAS_MADDUBS
 using Vector = float __attribute__((vector_size(4 * LANES)));
 using Int = int32_t __attribute__((vector_size(4 * LANES)));
-using Bytes = int8_t __attribute__((vector_size(LANES)));
 ISA_TARGET inline Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 ISA_TARGET inline Vector nearest(Vector a) {
   return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+ISA_TARGET inline void narrow(const Int* block, int8_t* to) {
+  const __m256i a = _mm256_packs_epi32((__m256i)block[0], (__m256i)block[1]);
+  const __m256i b = _mm256_packs_epi32((__m256i)block[2], (__m256i)block[3]);
+  const __m256i mixed = _mm256_packs_epi16(a, b), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(mixed, order));
 }
 ISA_TARGET inline Int bytes(const uint8_t* from) {
   return (Int)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));

@@ -2,33 +2,46 @@
 // namespace. Codes of 4 bits times 8-bit numbers are summed exactly in integers, block by block; a block's sum then
 // meets the weights' scale and x's step. So a row's result never depends on how many rows there are.
 
+// The sum and the largest of a vector's numbers.
+ISA_TARGET static inline int32_t sum_of(Int x) {
+  Int4 parts[LANES / 4];
+  std::memcpy(parts, &x, sizeof x);
+  for (long i = 1; i < LANES / 4; ++i) parts[0] += parts[i];
+  return parts[0][0] + parts[0][1] + parts[0][2] + parts[0][3];
+}
+
+ISA_TARGET static inline int32_t largest_of(Int x) {
+  Int4 parts[LANES / 4];
+  std::memcpy(parts, &x, sizeof x);
+  for (long i = 1; i < LANES / 4; ++i) parts[0] = parts[i] > parts[0] ? parts[i] : parts[0];
+  return std::max(std::max(parts[0][0], parts[0][1]), std::max(parts[0][2], parts[0][3]));
+}
+
 // Rows first ... last - 1 of x in blocks of 32: 8-bit numbers, a step, and the sum of the numbers times the step.
 // A number is round(x * (127 / largest of the block)). A block with something infinite or not a number makes its row NaN.
 ISA_TARGET static void round_rows(const Job& job, const Rounded& rounded, long first, long last) {
   constexpr long kParts = kBlock / LANES;
+  constexpr int32_t kInfinity = 0x7f800000;
   for (long place = first * job.blocks(); place < last * job.blocks(); ++place) {
-    Vector x[kParts], most{}, zero{};
+    const float* x = job.x + place * kBlock;
+    Int most{};  // bits of sizes: in their order, and those of infinity and of what is not a number come last
     for (long p = 0; p < kParts; ++p) {
-      x[p] = load<Vector>(job.x + place * kBlock + p * LANES);
-      const Vector size = x[p] < 0.0f ? -x[p] : x[p];
+      const Int size = load<Int>(x + p * LANES) & 0x7fffffff;
       most = size > most ? size : most;
-      zero += x[p] * 0.0f;
     }
-    float largest = 0.0f, finite = 0.0f;
-    for (long i = 0; i < LANES; ++i) largest = std::max(largest, most[i]), finite += zero[i];
-    const float step = finite == 0.0f ? largest * (1.0f / 127.0f) : std::numeric_limits<float>::quiet_NaN();
-    const float up = finite == 0.0f && largest > kSmallest ? 127.0f / largest : 0.0f;
-    Int sums{};
+    const int32_t bits = largest_of(most);
+    const bool is_finite = bits < kInfinity;
+    const float largest = load<float>(&bits);
+    const float up = is_finite && largest > kSmallest ? 127.0f / largest : 0.0f;
+    Int numbers[kParts], sums{};
     for (long p = 0; p < kParts; ++p) {
-      const Int each = finite == 0.0f ? __builtin_convertvector(nearest(x[p] * up), Int) : Int{};
-      const Bytes numbers = __builtin_convertvector(each, Bytes);
-      std::memcpy(rounded.numbers + place * kBlock + p * LANES, &numbers, sizeof numbers);
-      sums += each;
+      numbers[p] = is_finite ? __builtin_convertvector(nearest(load<Vector>(x + p * LANES) * up), Int) : Int{};
+      sums += numbers[p];
     }
-    int32_t total = 0;
-    for (long i = 0; i < LANES; ++i) total += sums[i];
+    narrow(numbers, rounded.numbers + place * kBlock);
+    const float step = is_finite ? largest * (1.0f / 127.0f) : std::numeric_limits<float>::quiet_NaN();
     rounded.steps[place] = step;
-    rounded.totals[place] = step * static_cast<float>(total);
+    rounded.totals[place] = step * static_cast<float>(sum_of(sums));
   }
 }
 
