@@ -37,30 +37,40 @@ ISA_INLINE V Load(const uint16_t* p) {
 }
 ISA_INLINE V Splat(float x) { return x - V{}; }
 
-// e^x for x <= 0, within 2 units of the last place; exactly 0 below -87 and NaN for NaN.
-ISA_INLINE V Exp(V x) {
-  const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, kept in the low bits
-  V t = x * 1.44269504f + shift;
-  V n = t - shift;
-  V r = x - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  V p = 1.98756915e-4f * r + 1.39819995e-3f;
-  p = p * r + 8.33345191e-3f;
-  p = p * r + 4.16657959e-2f;
-  p = p * r + 1.66666655e-1f;
-  p = p * r + 5.00000012e-1f;
-  p = p * (r * r) + r + 1.0f;
-  I exponent = (reinterpret_cast<I>(t) - 0x4B400000 + 127) << 23;
-  V y = p * reinterpret_cast<V>(exponent);
-  return reinterpret_cast<V>(reinterpret_cast<I>(y) & ~(x < -87.0f));
+#define EACH UNROLL for (int i = 0; i < N; ++i)
+
+// 2^x of N vectors with x <= 0, within 2 units of the last place; exactly 0 below -126 and NaN for NaN. The steps of
+// all vectors alternate: the chain of one is so long that the core could not look ahead to the next.
+template <int N>
+ISA_INLINE void PowersOfTwo(V (&x)[N]) {
+  const float shift = 12582912.0f + 127.0f;  // 1.5 * 2^23 rounds to an integer in the low bits; 127 makes an exponent
+  V t[N], r[N], p[N];
+  EACH t[i] = x[i] + shift;
+  EACH r[i] = x[i] - (t[i] - shift);
+  EACH p[i] = 1.53533619e-4f * r[i] + 1.33988744e-3f;
+  EACH p[i] = p[i] * r[i] + 9.61843736e-3f;
+  EACH p[i] = p[i] * r[i] + 5.55033247e-2f;
+  EACH p[i] = p[i] * r[i] + 2.40226479e-1f;
+  EACH p[i] = p[i] * r[i] + 6.93147203e-1f;
+  EACH p[i] = p[i] * r[i] + 1.0f;
+  EACH p[i] = p[i] * reinterpret_cast<V>(reinterpret_cast<I>(t[i]) << 23);
+  EACH x[i] = reinterpret_cast<V>(reinterpret_cast<I>(p[i]) & ~(x[i] < -126.0f));
 }
 
-ISA_INLINE float ExpOne(float x) { return Exp(Splat(x))[0]; }
+#undef EACH
+
+ISA_INLINE V PowerOfTwo(V x) {
+  V only[1] = {x};
+  PowersOfTwo(only);
+  return only[0];
+}
+
+ISA_INLINE float PowerOfTwo(float x) { return PowerOfTwo(Splat(x))[0]; }
 
 // cap * tanh(x / cap)
 ISA_INLINE V SoftCap(V x, float cap) {
   V y = x / cap;
-  V e = Exp(y < 0.0f ? y * 2.0f : y * -2.0f);
+  V e = PowerOfTwo((y < 0.0f ? y : -y) * (2.0f * kLog2E));
   V t = cap * (1.0f - e) / (1.0f + e);
   return y < 0.0f ? -t : t;
 }
@@ -174,30 +184,37 @@ ISA_INLINE int RowsAtOnce(int left) { return left <= kRows ? left : left < 2 * k
     m += taken;                                                 \
   }
 
-// The largest of a query's scores s[lo, hi), lane by lane. What it does not see, up to whole vectors, becomes -infinity.
+constexpr int kAtOnce = 4;  // vectors of scores
+constexpr int kStep = kAtOnce * kLanes;
+
+// The largest of a query's scores s[lo, hi), lane by lane. What it does not see, up to whole steps, becomes -infinity.
 ISA_INLINE V Largest(float* s, int lo, int hi, float cap) {
-  V top = Splat(-INFINITY);
-  const int first = lo / kLanes * kLanes, last = (hi + kLanes - 1) / kLanes * kLanes;
+  const int first = lo / kStep * kStep, last = (hi + kStep - 1) / kStep * kStep;
   if (cap > 0.0f) {
     for (int j = first; j < last; j += kLanes) Store(s + j, SoftCap(Load(s + j), cap));
   }
-  for (int j = first; j < lo; ++j) s[j] = -INFINITY;
-  for (int j = hi; j < last; ++j) s[j] = -INFINITY;
+  std::fill(s + first, s + lo, -INFINITY);
+  std::fill(s + hi, s + last, -INFINITY);
+  V top = Splat(-INFINITY);
   for (int j = first; j < last; j += kLanes) top = Both<true>(Load(s + j), top);
   return top;
 }
 
-// Scores s[0, count) of a query that sees [lo, hi) become weights e^(s - high), 0 where unseen. Returns their sums.
+// Scores s[0, count) of a query that sees [lo, hi) become weights 2^(s - high), 0 where unseen. Returns their sums.
 ISA_INLINE V Weigh(float* s, int lo, int hi, int count, float high) {
-  const int first = lo / kLanes * kLanes, last = (hi + kLanes - 1) / kLanes * kLanes;
-  for (int j = 0; j < first; j += kLanes) Store(s + j, V{});
+  const int first = lo / kStep * kStep, last = (hi + kStep - 1) / kStep * kStep;
+  std::fill(s, s + first, 0.0f);
   V sum = {};
-  for (int j = first; j < last; j += kLanes) {
-    V weight = Exp(Load(s + j) - high);
-    Store(s + j, weight);
-    sum += weight;
+  for (int j = first; j < last; j += kStep) {
+    V x[kAtOnce];
+    UNROLL for (int i = 0; i < kAtOnce; ++i) x[i] = Load(s + j + i * kLanes) - high;
+    PowersOfTwo(x);
+    UNROLL for (int i = 0; i < kAtOnce; ++i) {
+      Store(s + j + i * kLanes, x[i]);
+      sum += x[i];
+    }
   }
-  for (int j = last; j < count; j += kLanes) Store(s + j, V{});
+  if (last < count) std::fill(s + last, s + count, 0.0f);
   return sum;
 }
 
@@ -274,7 +291,7 @@ ISA_FUNCTION void WeighBlock(const Problem& p, const Tile& tile, int64_t block, 
       lo[r] = static_cast<int>(std::max(std::max(now.begin, p.FirstKey(position)) - block, int64_t{0}));
       hi[r] = std::max(static_cast<int>(std::min(now.end, position + 1) - block), lo[r]);
       if (lo[r] == hi[r]) lo[r] = hi[r] = 0;
-      lanes[r] = Largest(scores + (m + r) * kBlock, lo[r], hi[r], p.soft_cap);
+      lanes[r] = Largest(scores + (m + r) * kBlock, lo[r], hi[r], p.soft_cap * kLog2E);
     }
     const V4 tops = FoldLanes<true>(lanes[0], lanes[1], lanes[2], lanes[3]);
     float high[4];
@@ -285,7 +302,7 @@ ISA_FUNCTION void WeighBlock(const Problem& p, const Tile& tile, int64_t block, 
     const V4 added = FoldLanes(lanes[0], lanes[1], lanes[2], lanes[3]);
     for (int r = 0; r < taken; ++r) {
       if (high[r] != state.largest[m + r]) {
-        const float decay = ExpOne(state.largest[m + r] - high[r]);
+        const float decay = PowerOfTwo(state.largest[m + r] - high[r]);
         Scale(state.sums + (m + r) * p.dim, p.dim, decay);
         state.total[m + r] *= decay;
         state.largest[m + r] = high[r];
@@ -344,7 +361,7 @@ ISA_FUNCTION void Segment(const Problem& p, const Tile& tile, Range keys, const 
 ISA_FUNCTION void Join(const Softmax& into, const Softmax& part, int rows, int64_t dim) {
   for (int m = 0; m < rows; ++m) {
     const float high = std::max(into.largest[m], part.largest[m]);
-    const float old = ExpOne(into.largest[m] - high), now = ExpOne(part.largest[m] - high);
+    const float old = PowerOfTwo(into.largest[m] - high), now = PowerOfTwo(part.largest[m] - high);
     into.largest[m] = high;
     into.total[m] = into.total[m] * old + part.total[m] * now;
     for (int64_t h = m * dim; h < (m + 1) * dim; h += kLanes) {
@@ -362,7 +379,7 @@ ISA_FUNCTION void LoadQueries(const Problem& p, const Tile& tile, float* q) {
       Widen(from, p.q_type, numbers, q + (head * tile.tokens + t) * numbers);
     }
   }
-  Scale(q, p.Rows(tile) * p.dim, p.scale);
+  Scale(q, p.Rows(tile) * p.dim, p.scale * kLog2E);
 }
 
 #undef FOR_ROWS
