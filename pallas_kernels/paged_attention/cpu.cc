@@ -35,16 +35,17 @@ constexpr int64_t kSegment = 512;       // keys of a softmax of its own
 constexpr int64_t kTileRows = 96;
 constexpr int64_t kFewRows = 12;        // queries of a KV head up to which pieces are widened as they are read
 constexpr int64_t kSplitTokens = 8;     // tiles of so few tokens are spread over threads by segments
-constexpr float kLog2E = 1.44269504f;  // scores are kept times this: weights are powers of two
+constexpr float kLog2E = 1.44269504f;   // scores are kept times this: weights are powers of two
 constexpr float kFloor = -1e30f;        // finite, so that nothing seen yet gives 0 and no NaN
 
 template <class T>
 struct Run {
-  const T* data[kPieces];      // [kPiece, dim] each
-  const T* next[kPieces];      // pieces to ask for meanwhile, or null
+  const T* data[kPieces];  // [kPiece, dim] each
+  const T* next[kPieces];  // pieces to ask for meanwhile, or null
   int from[kPieces], to[kPieces];
   int pieces;
 
+  // The first ones of `next` are on their way.
   void Asked(int count) { std::fill(next, next + count, nullptr); }
 };
 

@@ -4,112 +4,12 @@
 // of every function), ISA_LANES (floats in a vector) and ISA_ROWS (query rows whose sums fit the registers).
 // No include guard for that reason, and no lambdas: they would not inherit the target.
 
-constexpr int kLanes = ISA_LANES;
+#include "pallas_kernels/paged_attention/cpu_vector.h"
+
 constexpr int kRows = ISA_ROWS;
 
-typedef float V __attribute__((vector_size(4 * ISA_LANES), aligned(4), may_alias));
-typedef int32_t I __attribute__((vector_size(4 * ISA_LANES), aligned(4), may_alias));
-typedef uint16_t Half __attribute__((vector_size(2 * ISA_LANES), aligned(2), may_alias));
-typedef int8_t Byte __attribute__((vector_size(ISA_LANES), aligned(1), may_alias));
-typedef float V4 __attribute__((vector_size(16), aligned(4), may_alias));
-
-#define ISA_INLINE static inline __attribute__((always_inline)) ISA_TARGET
-#define ISA_FUNCTION static __attribute__((noinline)) ISA_TARGET
-// GCC would load everything first, and then has too few registers for the sums.
-#if ISA_LANES >= 8
-#define KEEP_ORDER(v) asm("" : "+x"(v))
-#else
-#define KEEP_ORDER(v)
-#endif
-#define UNROLL _Pragma("GCC unroll 8")
-
-ISA_INLINE V Load(const float* p) { return *reinterpret_cast<const V*>(p); }
-ISA_INLINE void Store(float* p, V v) { *reinterpret_cast<V*>(p) = v; }
-// bfloat16 is the upper half of a float. GCC 12 makes three times as many instructions of a conversion of vectors.
-ISA_INLINE V Load(const uint16_t* p) {
-#if ISA_LANES == 16
-  return reinterpret_cast<V>(reinterpret_cast<I>(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))) << 16);
-#elif ISA_LANES == 8
-  return reinterpret_cast<V>(reinterpret_cast<I>(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p))) << 16);
-#else
-  return reinterpret_cast<V>(__builtin_convertvector(*reinterpret_cast<const Half*>(p), I) << 16);
-#endif
-}
-ISA_INLINE V Splat(float x) { return x - V{}; }
-
-#define EACH UNROLL for (int i = 0; i < N; ++i)
-
-// 2^x of N vectors with x <= 0, within 2 units of the last place; exactly 0 below -126 and NaN for NaN. The steps of
-// all vectors alternate: the chain of one is so long that the core could not look ahead to the next.
-template <int N>
-ISA_INLINE void PowersOfTwo(V (&x)[N]) {
-  const float shift = 12582912.0f + 127.0f;  // 1.5 * 2^23 rounds to an integer in the low bits; 127 makes an exponent
-  V t[N], r[N], p[N];
-  EACH t[i] = x[i] + shift;
-  EACH r[i] = x[i] - (t[i] - shift);
-  EACH p[i] = 1.53533619e-4f * r[i] + 1.33988744e-3f;
-  EACH p[i] = p[i] * r[i] + 9.61843736e-3f;
-  EACH p[i] = p[i] * r[i] + 5.55033247e-2f;
-  EACH p[i] = p[i] * r[i] + 2.40226479e-1f;
-  EACH p[i] = p[i] * r[i] + 6.93147203e-1f;
-  EACH p[i] = p[i] * r[i] + 1.0f;
-  EACH p[i] = p[i] * reinterpret_cast<V>(reinterpret_cast<I>(t[i]) << 23);
-  EACH x[i] = reinterpret_cast<V>(reinterpret_cast<I>(p[i]) & ~(x[i] < -126.0f));
-}
-
-#undef EACH
-
-ISA_INLINE V PowerOfTwo(V x) {
-  V only[1] = {x};
-  PowersOfTwo(only);
-  return only[0];
-}
-
-ISA_INLINE float PowerOfTwo(float x) { return PowerOfTwo(Splat(x))[0]; }
-
-// cap * tanh(x / cap)
-ISA_INLINE V SoftCap(V x, float cap) {
-  V y = x / cap;
-  V e = PowerOfTwo((y < 0.0f ? y : -y) * (2.0f * kLog2E));
-  V t = cap * (1.0f - e) / (1.0f + e);
-  return y < 0.0f ? -t : t;
-}
-
-template <bool kLargest, class T>
-ISA_INLINE T Both(T a, T b) { return kLargest ? (a > b ? a : b) : a + b; }
-
-// The sums (or the largest) of the lanes of a, of b, of c and of d, always taken in the same order.
-template <bool kLargest = false>
-ISA_INLINE V4 FoldLanes(V a, V b, V c, V d) {
-#if ISA_LANES == 16
-  typedef float V8 __attribute__((vector_size(32), aligned(4), may_alias));
-  V8 wide[4];
-  const V in[4] = {a, b, c, d};
-  UNROLL for (int i = 0; i < 4; ++i) {
-    V8 parts[2];
-    memcpy(parts, &in[i], sizeof(V));
-    wide[i] = Both<kLargest>(parts[0], parts[1]);
-  }
-  V8 x = wide[0], y = wide[1], z = wide[2], w = wide[3];
-#else
-  V x = a, y = b, z = c, w = d;
-#endif
-#if ISA_LANES >= 8
-  auto xy = Both<kLargest>(SHUFFLE8(x, y, 0, 1, 10, 11, 4, 5, 14, 15), SHUFFLE8(x, y, 2, 3, 8, 9, 6, 7, 12, 13));
-  auto zw = Both<kLargest>(SHUFFLE8(z, w, 0, 1, 10, 11, 4, 5, 14, 15), SHUFFLE8(z, w, 2, 3, 8, 9, 6, 7, 12, 13));
-  auto all = Both<kLargest>(SHUFFLE8(xy, zw, 0, 2, 8, 10, 4, 6, 12, 14), SHUFFLE8(xy, zw, 1, 3, 9, 11, 5, 7, 13, 15));
-  V4 halves[2];
-  memcpy(halves, &all, sizeof(all));
-  return Both<kLargest>(halves[0], halves[1]);
-#else
-  auto xy = Both<kLargest>(SHUFFLE4(x, y, 0, 1, 6, 7), SHUFFLE4(x, y, 2, 3, 4, 5));
-  auto zw = Both<kLargest>(SHUFFLE4(z, w, 0, 1, 6, 7), SHUFFLE4(z, w, 2, 3, 4, 5));
-  return Both<kLargest>(SHUFFLE4(xy, zw, 0, 2, 4, 6), SHUFFLE4(xy, zw, 1, 3, 5, 7));
-#endif
-}
-
 // scores[r * kBlock + j] = q[r] . keys[j] for R rows of q and `count` keys, rounded up to fours. Where `next` is not
-// null it is a piece to ask for meanwhile, evenly: the core waits for many lines at once.
+// null it is a piece to ask for meanwhile, line by line: the core would wait for many at once.
 template <int R, class T>
 ISA_FUNCTION void Scores(const float* q, const T* keys, int count, int64_t dim, const T* next, float* scores) {
   for (int j = 0; j < count; j += 4) {
@@ -170,22 +70,23 @@ ISA_INLINE void AddValues(const float* weights, const Run<T>& values, int pieces
 // How many of `left` rows to take at once: all that fit, or half where only a few would be left over.
 ISA_INLINE int RowsAtOnce(int left) { return left <= kRows ? left : left < 2 * kRows ? (left + 1) / 2 : kRows; }
 
-#define FOR_ROWS(rows, ...)                                     \
-  for (int m = 0; m < (rows);) {                                \
-    const int taken = RowsAtOnce((rows) - m);                   \
-    switch (taken) {                                            \
-      case 1: { constexpr int R = 1; __VA_ARGS__; } break;             \
-      case 2: { constexpr int R = 2; __VA_ARGS__; } break;             \
-      case 3: { constexpr int R = 3; __VA_ARGS__; } break;             \
+#define FOR_ROWS(rows, ...)                                                \
+  for (int m = 0; m < (rows);) {                                           \
+    const int taken = RowsAtOnce((rows) - m);                              \
+    switch (taken) {                                                       \
+      case 1: { constexpr int R = 1; __VA_ARGS__; } break;                 \
+      case 2: { constexpr int R = 2; __VA_ARGS__; } break;                 \
+      case 3: { constexpr int R = 3; __VA_ARGS__; } break;                 \
       case 4: { constexpr int R = kRows > 3 ? 4 : 1; __VA_ARGS__; } break; \
       case 5: { constexpr int R = kRows > 4 ? 5 : 1; __VA_ARGS__; } break; \
-      default: { constexpr int R = kRows > 5 ? 6 : 1; __VA_ARGS__; }   \
-    }                                                           \
-    m += taken;                                                 \
+      default: { constexpr int R = kRows > 5 ? 6 : 1; __VA_ARGS__; }       \
+    }                                                                      \
+    m += taken;                                                            \
   }
 
 constexpr int kAtOnce = 4;  // vectors of scores
 constexpr int kStep = kAtOnce * kLanes;
+static_assert(kBlock % kStep == 0, "whole steps stay in a row of scores");
 
 // The largest of a query's scores s[lo, hi), lane by lane. What it does not see, up to whole steps, becomes -infinity.
 ISA_INLINE V Largest(float* s, int lo, int hi, float cap) {
@@ -229,18 +130,13 @@ ISA_FUNCTION void Widen(const void* from, Type type, int64_t count, float* to) {
       memcpy(to, from, count * sizeof(float));
       break;
     case Type::kBF16:
-      for (int64_t i = 0; i < count; i += kLanes) {
-        Store(to + i, Load(static_cast<const uint16_t*>(from) + i));
-      }
+      for (int64_t i = 0; i < count; i += kLanes) Store(to + i, Load(static_cast<const uint16_t*>(from) + i));
       break;
     case Type::kS8:
-      for (int64_t i = 0; i < count; i += kLanes) {
-        Byte bytes = *reinterpret_cast<const Byte*>(static_cast<const int8_t*>(from) + i);
-        Store(to + i, __builtin_convertvector(__builtin_convertvector(bytes, I), V));
-      }
+      for (int64_t i = 0; i < count; i += kLanes) Store(to + i, Load(static_cast<const int8_t*>(from) + i));
       break;
     case Type::kF8:
-      for (int64_t i = 0; i < count; ++i) to[i] = kFloat8.value[static_cast<const uint8_t*>(from)[i]];
+      for (int64_t i = 0; i < count; i += kLanes) Store(to + i, Load(static_cast<const Float8*>(from) + i));
       break;
   }
 }
@@ -249,14 +145,13 @@ ISA_FUNCTION void Widen(const void* from, Type type, int64_t count, float* to) {
 template <class T>
 ISA_FUNCTION Run<T> Fetch(const Problem& p, const Tile& tile, int64_t head, int half, int64_t key, Range keys,
                           Prefetcher& ahead, float* staged) {
-  Run<T> run;
-  const bool in_place = p.WholePieces() && p.kv_type == (std::is_same<T, float>::value ? Type::kF32 : Type::kBF16);
+  Run<T> run{};
+  const bool in_place = p.WholePieces() && p.kv_type == TypeOf<T>();
   run.pieces = static_cast<int>(std::min<int64_t>((keys.end - key + kPiece - 1) / kPiece, kPieces));
   for (int piece = 0; piece < run.pieces; ++piece) {
     const int64_t start = key + piece * kPiece;
     run.from[piece] = static_cast<int>(std::clamp<int64_t>(keys.begin - start, 0, kPiece));
     run.to[piece] = static_cast<int>(std::clamp<int64_t>(keys.end - start, 0, kPiece));
-    run.next[piece] = nullptr;
     if (run.from[piece] >= run.to[piece]) continue;
     const void* next = ahead.Next();
     if (in_place) {
@@ -352,8 +247,10 @@ ISA_FUNCTION void SegmentAs(const Problem& p, const Tile& tile, Range keys, cons
 }
 
 ISA_FUNCTION void Segment(const Problem& p, const Tile& tile, Range keys, const Ahead& after, const Scratch& w) {
-  const bool few = tile.tokens * p.group <= kFewRows;
-  if (few && p.kv_type == Type::kBF16 && p.WholePieces()) return SegmentAs<uint16_t>(p, tile, keys, after, w);
+  const bool widen = tile.tokens * p.group > kFewRows || !p.WholePieces();
+  if (!widen && p.kv_type == Type::kBF16) return SegmentAs<uint16_t>(p, tile, keys, after, w);
+  if (!widen && p.kv_type == Type::kS8) return SegmentAs<int8_t>(p, tile, keys, after, w);
+  if (!widen && p.kv_type == Type::kF8) return SegmentAs<Float8>(p, tile, keys, after, w);
   SegmentAs<float>(p, tile, keys, after, w);
 }
 

@@ -3,36 +3,30 @@
 #ifndef PALLAS_KERNELS_PAGED_ATTENTION_CPU_PROBLEM_H_
 #define PALLAS_KERNELS_PAGED_ATTENTION_CPU_PROBLEM_H_
 
-#include <math.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
 namespace pallas_kernels {
 namespace {
 
 constexpr int kPiece = 16;              // keys that lie together in a page
 constexpr int kBlock = 128;             // keys of one turn of the running softmax
-constexpr int kAheadPieces = 4;          // how far ahead of its use a piece is asked for
+constexpr int kAheadPieces = 4;         // how far ahead of its use a piece is asked for
 
 enum class Type { kF32, kBF16, kS8, kF8 };
 
 int64_t ItemBytes(Type type) { return type == Type::kF32 ? 4 : type == Type::kBF16 ? 2 : 1; }
 
-// The numbers of float8_e4m3fn.
-struct Float8 {
-  float value[256];
-  Float8() {
-    for (int i = 0; i < 256; ++i) {
-      const int exponent = i >> 3 & 15, fraction = i & 7;
-      float x = exponent ? ldexpf(8.0f + fraction, exponent - 10) : ldexpf(fraction, -9);
-      if ((i & 127) == 127) x = NAN;
-      value[i] = i & 128 ? -x : x;
-    }
-  }
-};
-const Float8 kFloat8;
+enum class Float8 : uint8_t {};  // float8_e4m3fn
+
+// Of pieces that hold T.
+template <class T>
+constexpr Type TypeOf() {
+  if (std::is_same<T, Float8>::value) return Type::kF8;
+  return sizeof(T) == 4 ? Type::kF32 : sizeof(T) == 2 ? Type::kBF16 : Type::kS8;
+}
 
 struct Tile {
   int64_t row;                 // of the batch
