@@ -9,6 +9,10 @@
 #include <math.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -25,16 +29,24 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int kPieces = 2;              // pieces of a run
+constexpr int kPieces = 4;              // pieces of a run
 constexpr int kRun = kPiece * kPieces;  // keys that are read at once: they stay in the first cache
 constexpr int64_t kSegment = 512;       // keys of a softmax of its own
 constexpr int64_t kTileRows = 96;
+constexpr int64_t kFewRows = 12;        // queries of a KV head up to which pieces are widened as they are read
 constexpr int64_t kSplitTokens = 8;     // tiles of so few tokens are spread over threads by segments
+constexpr float kLog2E = 1.44269504f;   // scores are kept times this: weights are powers of two
 constexpr float kFloor = -1e30f;        // finite, so that nothing seen yet gives 0 and no NaN
 
+template <class T>
 struct Run {
-  const float* data[kPieces];  // [kPiece, dim] each
+  const T* data[kPieces];  // [kPiece, dim] each
+  const T* next[kPieces];  // pieces to ask for meanwhile, or null
   int from[kPieces], to[kPieces];
+  int pieces;
+
+  // The first ones of `next` are on their way.
+  void Asked(int count) { std::fill(next, next + count, nullptr); }
 };
 
 struct Softmax {
@@ -43,6 +55,12 @@ struct Softmax {
   static int64_t Floats(int64_t rows, int64_t dim) { return rows * (dim + 2); }
   static Softmax At(float* memory, int64_t rows, int64_t dim) {
     return {memory + rows * dim, memory + rows * (dim + 1), memory};
+  }
+  Softmax From(int64_t row, int64_t dim) const { return {largest + row, total + row, sums + row * dim}; }
+  void Clear(int64_t rows, int64_t dim) const {
+    std::fill(largest, largest + rows, kFloor);
+    std::fill(total, total + rows, 0.0f);
+    std::fill(sums, sums + rows * dim, 0.0f);
   }
 };
 
@@ -137,7 +155,7 @@ void Begin(const Problem& p, const Tile& tile, const Softmax& all) {
   std::fill(all.sums, all.sums + rows * p.dim, 0.0f);
   for (int64_t m = 0; m < rows; ++m) {
     const float sink = p.sinks ? p.sinks[(tile.head + m / each) * p.group + m % p.group] : -INFINITY;
-    all.largest[m] = std::max(sink, kFloor);
+    all.largest[m] = std::max(sink * kLog2E, kFloor);
     all.total[m] = sink > kFloor ? 1.0f : 0.0f;
   }
 }
@@ -156,10 +174,13 @@ void Finish(const Problem& p, const Tile& tile, const Softmax& all) {
     const int64_t head = (tile.head + m / each) * p.group + m % p.group;
     const int64_t at = ((tile.token + m % each / p.group) * p.heads + head) * p.dim;
     const float factor = all.total[m] == 0.0f ? 0.0f : 1.0f / all.total[m];
-    for (int64_t h = 0; h < p.dim; ++h) {
-      const float x = all.sums[m * p.dim + h] * factor;
-      if (p.q_type == Type::kF32) static_cast<float*>(p.out)[at + h] = x;
-      if (p.q_type == Type::kBF16) static_cast<uint16_t*>(p.out)[at + h] = RoundToBF16(x);
+    const float* sums = all.sums + m * p.dim;
+    if (p.q_type == Type::kF32) {
+      float* out = static_cast<float*>(p.out) + at;
+      for (int64_t h = 0; h < p.dim; ++h) out[h] = sums[h] * factor;
+    } else {
+      uint16_t* out = static_cast<uint16_t*>(p.out) + at;
+      for (int64_t h = 0; h < p.dim; ++h) out[h] = RoundToBF16(sums[h] * factor);
     }
   }
 }
@@ -257,6 +278,10 @@ class Call {
     const Ahead after = next ? Ahead{&next->tile, SegmentOf(next->tile, std::max<int64_t>(next->segment, 0))} : Ahead{};
     kernels_.load_queries(p_, tile, w.q);
     if (item.segment < 0) {
+      if (segments == 1 && !p_.sinks) {  // nothing to join with
+        kernels_.segment(p_, tile, SegmentOf(tile, 0), after, w);
+        return Finish(p_, tile, w.part);
+      }
       Begin(p_, tile, w.all);
       for (int64_t s = 0; s < segments; ++s) {
         const Ahead next_keys = s + 1 < segments ? Ahead{&tile, SegmentOf(tile, s + 1)} : after;
@@ -311,7 +336,6 @@ ffi::Error PagedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer
   p.pages = pages[1], p.kv_heads = pages[2] / 2, p.page_size = pages[3], p.group = p.heads / p.kv_heads;
   p.rows = table[0], p.width = table[1];
   p.scale = scale, p.soft_cap = soft_cap, p.window = window;
-  p.in_place = p.kv_type == Type::kF32 && p.page_size % kPiece == 0;
   const int64_t at = *layer.typed_data();
   if (at < 0 || at >= pages[0]) return ffi::Error::InvalidArgument("paged_attention: no layer " + std::to_string(at));
   const int64_t item = ItemBytes(p.kv_type);

@@ -105,7 +105,18 @@ def test_one_row_never_depends_on_its_mates(kv_len):
 
 
 @needs_library
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 50}, {"page_size": 5}, {"soft_cap": 5.0, "sinks": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sliding_window": 50},
+        {"page_size": 5},
+        {"soft_cap": 5.0, "sinks": True},
+        {"kv_dtype": "bfloat16"},
+        {"kv_dtype": "int8"},
+        {"kv_dtype": "float8_e4m3fn"},
+    ],
+)
 def test_chunks_and_single_tokens_give_the_same_bits(options):
     """Tokens 560 ... 639 of a row in one call, in chunks of 7, and one by one."""
     whole = Case("whole", ((80, 640),), **options)
