@@ -220,10 +220,12 @@ def main(args: Sequence[str] | None = None) -> int:
     if args in (["--version"], ["version"]):
         print(f"jcb {__version__}")
         return 0
-    commands, prog = (BENCHES, "jcb bench") if args[:1] == ["bench"] else (COMMANDS, "jcb")
-    args = args[1:] if commands is BENCHES else args
+    commands, prog, description = COMMANDS, "jcb", _DESCRIPTION
+    if args[:1] == ["bench"]:
+        commands, prog, description = BENCHES, "jcb bench", "Measure a server, the engine or the kernels."
+        args = args[1:]
     command = tyro.extras.subcommand_cli_from_dict(
-        commands, prog=prog, description=_DESCRIPTION, args=args, config=(DisallowNone,)
+        commands, prog=prog, description=description, args=args, config=(DisallowNone,)
     )
     return report_errors(command.run)
 

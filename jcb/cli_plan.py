@@ -147,6 +147,7 @@ class Plan(EngineOptions):
     def _search(self, config: ServeConfig, model: ModelConfig, chip: Chip, devices: int) -> int:
         """Search for the goal; prints what was found and writes the settings."""
         from jcb import config_file, terminal
+        from jcb.models.presets import PREFIX
         from jcb.plan import goal
         from jcb.plan.table import search_json
         from jcb.simulate import workloads
@@ -166,7 +167,8 @@ class Plan(EngineOptions):
             print(*goal.lines(found), sep="\n")
         if self.output is not None:
             self.output.write_text(config_file.dump(found.config), encoding="utf-8")
-            print(f"wrote {self.output}: jcb serve --config {self.output}", file=sys.stderr)
+            which = " --model PATH" if config.model.startswith(PREFIX) else ""
+            print(f"wrote {self.output}: jcb serve --config {self.output}{which}", file=sys.stderr)
         return 0 if found.best.is_met else 1
 
 

@@ -179,7 +179,7 @@ def test_a_taken_port_is_one_line_and_status_1():
             [sys.executable, "serve.py", "--port", port], cwd=ROOT, capture_output=True, text=True, timeout=60
         )
     assert result.returncode == 1
-    assert "address already in use" in result.stderr
+    assert f"port {port} of 127.0.0.1 is taken; choose another" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -133,7 +133,7 @@ def parse_header(data: memoryview) -> GgufHeader:
     """Read and check the header of a whole GGUF file. Raises ModelLoadError, and nothing else, on bad input."""
     cursor = _Cursor(data)
     if bytes(cursor.take(4, "magic")) != MAGIC:
-        raise ModelLoadError("magic", "the file does not begin with GGUF")
+        raise ModelLoadError("magic", "the file is no GGUF file: it does not begin with GGUF")
     version = cursor.number(_U32, "version")
     if version not in (2, 3):
         hint = " (a big-endian file?)" if version in (2 << 24, 3 << 24) else ""

@@ -69,7 +69,10 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     """
     started = time.perf_counter()
     if config.model.startswith(PREFIX):
-        raise ValueError(f"model {config.model!r} is a shape without weights, for `jcb aot` only")
+        raise ValueError(
+            f"model {config.model!r} is a shape without weights, for planning and compiling only; "
+            "give --model PATH, a GGUF file or a Hugging Face folder"
+        )
     set_libtpu_args(os.environ)
     record = _recorder(config)
     compile_cache = use_compile_cache(config.engine.compile_cache)
@@ -79,6 +82,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     placement = tensor_parallel(config.mesh.tensor_parallel, model)
     config = resolve(config, model, device, placement.num_devices)
     model = as_kept(config, model)
+    plan_memory(config, model, 0, device, placement.num_devices).check()  # before minutes of compiling
     params = load_params(checkpoint, llama.param_specs(model), config.dtype, progress, placement)
     loaded = time.perf_counter()
     statics = StepStatics.of(config, model, device.platform)

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 _GIB = 1 << 30
-_DEVICE_SHARE = 0.9  # of an accelerator's memory; the rest is the driver's and the compiler's
+_DEVICE_SHARE = 0.9  # the rest is the driver's and the compiler's, or the machine's own
 RESERVED_FOR_TEMPORARIES = _GIB  # while the programs' own figures are not known yet
 _CPU_PAGE_BYTES = 2 * _GIB  # a laptop has other things to do
 _CPU_SHARE = 0.5
@@ -46,7 +46,7 @@ class Device:
     @property
     def budget(self) -> int:
         """Bytes that weights, temporaries and pages may take together."""
-        return self.memory if self.platform == "cpu" else int(self.memory * _DEVICE_SHARE)
+        return int(self.memory * _DEVICE_SHARE)
 
 
 def physical_memory() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import dataclass, replace
 
 from aiohttp import web
@@ -107,8 +108,11 @@ async def listen(app: web.Application, config: ServerConfig) -> Listener:
         sockets = await asyncio.get_running_loop().create_server(
             lambda: Connection(server, limit, config), config.host, config.port, backlog=1024
         )
-    except BaseException:
+    except BaseException as error:
         await runner.cleanup()
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            taken = f"port {config.port} of {config.host} is taken; choose another, as in --port 9000"
+            raise OSError(error.errno, taken) from error
         raise
     port = sockets.sockets[0].getsockname()[1]
     host = f"[{config.host}]" if ":" in config.host else config.host

@@ -9,6 +9,7 @@ from jcb.config import CacheConfig, EngineConfig, SchedulerConfig, ServeConfig
 from jcb.engine import build
 from jcb.engine.device import local_device
 from jcb.engine.memory import Device, MemoryPlan, pages_for_budget
+from jcb.engine.resolve import plan_memory
 from tests.checkpoint.tiny_model import write_tiny_gguf
 
 GIB = 1 << 30
@@ -41,12 +42,29 @@ def test_an_engine_too_large_for_its_device_ends_before_pages_are_allocated(tmp_
         scheduler=SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=8, max_model_len=32),
         engine=EngineConfig(compile_cache=""),
     )
+    plans = []
+
+    def planned(*args):
+        plans.append(plan_memory(*args))
+        return plans[-1]
+
     monkeypatch.setattr(build, "DeviceExecutor", allocated)
+    monkeypatch.setattr(build, "plan_memory", planned)
     with pytest.raises(AssertionError, match="allocated"):  # it fits this machine
         build.load_engine(config)
-    seen = []
-    monkeypatch.setattr(build, "local_device", lambda: dataclasses.replace(local_device(), memory=1000))
-    with pytest.raises(ValueError, match=r"the plan needs .* temporaries") as caught:
-        build.load_engine(config, progress=lambda stage, done, total: seen.append((stage, done == total)))
-    assert ("compile", True) in seen
-    assert re.search(r"lower --kv-cache-memory, --max-num-seqs or --max-num-batched-tokens", str(caught.value))
+    known = plans[-1]
+    assert known.temporaries > 0
+
+    def refused(budget: int) -> tuple[str, list[str]]:
+        """What is said on a device that has `budget` bytes for it, and the stages until then."""
+        stages = []
+        device = dataclasses.replace(local_device(), memory=budget * 10 // 9 + 2)
+        monkeypatch.setattr(build, "local_device", lambda: device)
+        with pytest.raises(ValueError, match=r"the plan needs .* temporaries") as caught:
+            build.load_engine(config, progress=lambda stage, done, total: stages.append(stage))
+        return str(caught.value), stages
+
+    said, stages = refused(known.weights + known.pages)
+    assert "compile" in stages
+    assert re.search(r"lower --kv-cache-memory, --max-num-seqs or --max-num-batched-tokens", said)
+    assert refused(known.weights + known.pages - 100)[1] == []  # that is too much without temporaries: nothing is done

@@ -19,12 +19,11 @@ def _fill(index: int) -> dict[str, Any]:
 
 
 def draw(runs: Sequence[Run], path: Path, *, note: str) -> None:
-    """Write a PNG: a group of bars a cell, medians with minimum and maximum, on a logarithmic scale."""
+    """Write a PNG: a group of bars a cell, medians with minimum and maximum."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    from matplotlib.ticker import ScalarFormatter
 
     cells, peers = figures.cells_of(runs), figures.names(runs)
     width = 0.84 / len(peers)
@@ -42,13 +41,10 @@ def draw(runs: Sequence[Run], path: Path, *, note: str) -> None:
                              error_kw={"lw": 0.8, "ecolor": "0.4"})  # fmt: skip
             axis.bar_label(drawn, labels=[f"{value:.0f}" for value in heights], padding=4, fontsize=6.5, rotation=90)
         axis.set_xticks(range(len(cells)), [cell.title.replace(", ", "\n") for cell in cells])
-        axis.set_yscale("log")
         axis.set_ylabel("output tokens a second")
         axis.margins(x=0.02, y=0.12)
         axis.grid(axis="y", color="0.85", lw=0.6)
         axis.set_axisbelow(True)
-        axis.yaxis.set_major_formatter(ScalarFormatter())
-        axis.yaxis.set_minor_formatter(ScalarFormatter())
         figure.suptitle("The same prompts and weights, output tokens a second", x=0.01, ha="left", weight="bold")
         axis.set_title(f"bars: median, minimum to maximum\n{note}", fontsize=8, loc="left")
         legend(axis, ncols=min(len(peers), 5), loc="upper center", bbox_to_anchor=(0.5, -0.12))
