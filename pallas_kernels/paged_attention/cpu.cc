@@ -35,7 +35,7 @@ constexpr int64_t kSegment = 512;       // keys of a softmax of its own
 constexpr int64_t kTileRows = 96;
 constexpr int64_t kFewRows = 12;        // queries of a KV head up to which pieces are widened as they are read
 constexpr int64_t kSplitTokens = 8;     // tiles of so few tokens are spread over threads by segments
-constexpr float kLog2E = 1.44269504f;   // scores are kept times this: weights are powers of two
+constexpr float kLog2E = 1.44269504f;   // weights are powers of two
 constexpr float kFloor = -1e30f;        // finite, so that nothing seen yet gives 0 and no NaN
 
 template <class T>
@@ -155,7 +155,7 @@ void Begin(const Problem& p, const Tile& tile, const Softmax& all) {
   std::fill(all.sums, all.sums + rows * p.dim, 0.0f);
   for (int64_t m = 0; m < rows; ++m) {
     const float sink = p.sinks ? p.sinks[(tile.head + m / each) * p.group + m % p.group] : -INFINITY;
-    all.largest[m] = std::max(sink * kLog2E, kFloor);
+    all.largest[m] = std::max(sink, kFloor);
     all.total[m] = sink > kFloor ? 1.0f : 0.0f;
   }
 }

@@ -101,14 +101,14 @@ ISA_INLINE V Largest(float* s, int lo, int hi, float cap) {
   return top;
 }
 
-// Scores s[0, count) of a query that sees [lo, hi) become weights 2^(s - high), 0 where unseen. Returns their sums.
+// Scores s[0, count) of a query that sees [lo, hi) become weights e^(s - high), 0 where unseen. Returns their sums.
 ISA_INLINE V Weigh(float* s, int lo, int hi, int count, float high) {
   const int first = lo / kStep * kStep, last = (hi + kStep - 1) / kStep * kStep;
   std::fill(s, s + first, 0.0f);
   V sum = {};
   for (int j = first; j < last; j += kStep) {
     V x[kAtOnce];
-    UNROLL for (int i = 0; i < kAtOnce; ++i) x[i] = Load(s + j + i * kLanes) - high;
+    UNROLL for (int i = 0; i < kAtOnce; ++i) x[i] = (Load(s + j + i * kLanes) - high) * kLog2E;
     PowersOfTwo(x);
     UNROLL for (int i = 0; i < kAtOnce; ++i) {
       Store(s + j + i * kLanes, x[i]);
@@ -186,7 +186,7 @@ ISA_FUNCTION void WeighBlock(const Problem& p, const Tile& tile, int64_t block, 
       lo[r] = static_cast<int>(std::max(std::max(now.begin, p.FirstKey(position)) - block, int64_t{0}));
       hi[r] = std::max(static_cast<int>(std::min(now.end, position + 1) - block), lo[r]);
       if (lo[r] == hi[r]) lo[r] = hi[r] = 0;
-      lanes[r] = Largest(scores + (m + r) * kBlock, lo[r], hi[r], p.soft_cap * kLog2E);
+      lanes[r] = Largest(scores + (m + r) * kBlock, lo[r], hi[r], p.soft_cap);
     }
     const V4 tops = FoldLanes<true>(lanes[0], lanes[1], lanes[2], lanes[3]);
     float high[4];
@@ -197,7 +197,7 @@ ISA_FUNCTION void WeighBlock(const Problem& p, const Tile& tile, int64_t block, 
     const V4 added = FoldLanes(lanes[0], lanes[1], lanes[2], lanes[3]);
     for (int r = 0; r < taken; ++r) {
       if (high[r] != state.largest[m + r]) {
-        const float decay = PowerOfTwo(state.largest[m + r] - high[r]);
+        const float decay = PowerOfTwo((state.largest[m + r] - high[r]) * kLog2E);
         Scale(state.sums + (m + r) * p.dim, p.dim, decay);
         state.total[m + r] *= decay;
         state.largest[m + r] = high[r];
@@ -258,7 +258,7 @@ ISA_FUNCTION void Segment(const Problem& p, const Tile& tile, Range keys, const 
 ISA_FUNCTION void Join(const Softmax& into, const Softmax& part, int rows, int64_t dim) {
   for (int m = 0; m < rows; ++m) {
     const float high = std::max(into.largest[m], part.largest[m]);
-    const float old = PowerOfTwo(into.largest[m] - high), now = PowerOfTwo(part.largest[m] - high);
+    const float old = PowerOfTwo((into.largest[m] - high) * kLog2E), now = PowerOfTwo((part.largest[m] - high) * kLog2E);
     into.largest[m] = high;
     into.total[m] = into.total[m] * old + part.total[m] * now;
     for (int64_t h = m * dim; h < (m + 1) * dim; h += kLanes) {
@@ -276,7 +276,7 @@ ISA_FUNCTION void LoadQueries(const Problem& p, const Tile& tile, float* q) {
       Widen(from, p.q_type, numbers, q + (head * tile.tokens + t) * numbers);
     }
   }
-  Scale(q, p.Rows(tile) * p.dim, p.scale * kLog2E);
+  Scale(q, p.Rows(tile) * p.dim, p.scale);
 }
 
 #undef FOR_ROWS
