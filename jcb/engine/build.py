@@ -68,11 +68,7 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
     Raises ModelLoadError for a bad model and ValueError for a configuration that cannot work, with the numbers.
     """
     started = time.perf_counter()
-    if config.model.startswith(PREFIX):
-        raise ValueError(
-            f"model {config.model!r} is a shape without weights, for planning and compiling only; "
-            "give --model PATH, a GGUF file or a Hugging Face folder"
-        )
+    _refuse_shape(config.model)
     set_libtpu_args(os.environ)
     record = _recorder(config)
     compile_cache = use_compile_cache(config.engine.compile_cache)
@@ -124,6 +120,15 @@ def load_engine(config: ServeConfig, *, progress: Progress | None = None) -> Eng
         },
         generation_defaults=checkpoint.generation_defaults,
     )
+
+
+def _refuse_shape(model: str) -> None:
+    """A preset has nothing to load."""
+    if model.startswith(PREFIX):
+        raise ValueError(
+            f"model {model!r} is a shape without weights, for planning and compiling only; "
+            "give --model PATH, a GGUF file or a Hugging Face folder"
+        )
 
 
 def _recorder(config: ServeConfig) -> Callable[..., Recorder | None]:
