@@ -35,7 +35,6 @@ constexpr int64_t kSegment = 512;       // keys of a softmax of its own
 constexpr int64_t kTileRows = 96;
 constexpr int64_t kFewRows = 12;        // queries of a KV head up to which pieces are widened as they are read
 constexpr int64_t kSplitTokens = 8;     // tiles of so few tokens are spread over threads by segments
-constexpr float kLog2E = 1.44269504f;   // weights are powers of two
 constexpr float kFloor = -1e30f;        // finite, so that nothing seen yet gives 0 and no NaN
 
 template <class T>

@@ -108,8 +108,8 @@ ISA_INLINE V Weigh(float* s, int lo, int hi, int count, float high) {
   V sum = {};
   for (int j = first; j < last; j += kStep) {
     V x[kAtOnce];
-    UNROLL for (int i = 0; i < kAtOnce; ++i) x[i] = (Load(s + j + i * kLanes) - high) * kLog2E;
-    PowersOfTwo(x);
+    UNROLL for (int i = 0; i < kAtOnce; ++i) x[i] = Load(s + j + i * kLanes) - high;
+    Exponentials(x);
     UNROLL for (int i = 0; i < kAtOnce; ++i) {
       Store(s + j + i * kLanes, x[i]);
       sum += x[i];
@@ -197,7 +197,7 @@ ISA_FUNCTION void WeighBlock(const Problem& p, const Tile& tile, int64_t block, 
     const V4 added = FoldLanes(lanes[0], lanes[1], lanes[2], lanes[3]);
     for (int r = 0; r < taken; ++r) {
       if (high[r] != state.largest[m + r]) {
-        const float decay = PowerOfTwo((state.largest[m + r] - high[r]) * kLog2E);
+        const float decay = Exponential(state.largest[m + r] - high[r]);
         Scale(state.sums + (m + r) * p.dim, p.dim, decay);
         state.total[m + r] *= decay;
         state.largest[m + r] = high[r];
@@ -258,7 +258,7 @@ ISA_FUNCTION void Segment(const Problem& p, const Tile& tile, Range keys, const 
 ISA_FUNCTION void Join(const Softmax& into, const Softmax& part, int rows, int64_t dim) {
   for (int m = 0; m < rows; ++m) {
     const float high = std::max(into.largest[m], part.largest[m]);
-    const float old = PowerOfTwo((into.largest[m] - high) * kLog2E), now = PowerOfTwo((part.largest[m] - high) * kLog2E);
+    const float old = Exponential(into.largest[m] - high), now = Exponential(part.largest[m] - high);
     into.largest[m] = high;
     into.total[m] = into.total[m] * old + part.total[m] * now;
     for (int64_t h = m * dim; h < (m + 1) * dim; h += kLanes) {

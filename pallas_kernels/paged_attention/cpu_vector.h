@@ -47,14 +47,17 @@ ISA_INLINE V Load(const Float8* p) {
 
 ISA_INLINE V Splat(float x) { return x - V{}; }
 
+constexpr float kLog2E = 1.44269504f;
+
 #define EACH UNROLL for (int i = 0; i < N; ++i)
 
-// 2^x of N vectors with x <= 0, within 2 units of the last place; exactly 0 below -126 and NaN for NaN. The steps of
+// e^x of N vectors with x <= 0, as powers of two: exactly 0 where 2^-126 is not reached, and NaN for NaN. The steps of
 // all vectors alternate: the chain of one is so long that the core could not look ahead to the next.
 template <int N>
-ISA_INLINE void PowersOfTwo(V (&x)[N]) {
+ISA_INLINE void Exponentials(V (&x)[N]) {
   const float shift = 12582912.0f + 127.0f;  // 1.5 * 2^23 rounds to an integer in the low bits; 127 makes an exponent
   V t[N], r[N], p[N];
+  EACH x[i] = x[i] * kLog2E;
   EACH t[i] = x[i] + shift;
   EACH r[i] = x[i] - (t[i] - shift);
   EACH p[i] = 1.53533619e-4f * r[i] + 1.33988744e-3f;
@@ -69,18 +72,18 @@ ISA_INLINE void PowersOfTwo(V (&x)[N]) {
 
 #undef EACH
 
-ISA_INLINE V PowerOfTwo(V x) {
+ISA_INLINE V Exponential(V x) {
   V only[1] = {x};
-  PowersOfTwo(only);
+  Exponentials(only);
   return only[0];
 }
 
-ISA_INLINE float PowerOfTwo(float x) { return PowerOfTwo(Splat(x))[0]; }
+ISA_INLINE float Exponential(float x) { return Exponential(Splat(x))[0]; }
 
 // cap * tanh(x / cap)
 ISA_INLINE V SoftCap(V x, float cap) {
   V y = x / cap;
-  V e = PowerOfTwo((y < 0.0f ? y : -y) * (2.0f * kLog2E));
+  V e = Exponential((y < 0.0f ? y : -y) * 2.0f);
   V t = cap * (1.0f - e) / (1.0f + e);
   return y < 0.0f ? -t : t;
 }

@@ -1,6 +1,7 @@
 // Products with x rounded to 8 bits, for one instruction set; cpu.cc includes this file after cpu_kernel.h, in the same
-// namespace. Codes of 4 bits times 8-bit numbers are summed exactly in integers, block by block; a block's sum then
-// meets the weights' scale and x's step. So a row's result never depends on how many rows there are.
+// namespace, which then also defines `nearest` (rounds), `narrow` (a block as bytes) and, with AVX2, HAS_MADDUBS. Codes
+// of 4 bits times 8-bit numbers are summed exactly in integers, block by block; a block's sum then meets the weights'
+// scale and x's step. So a row's result never depends on how many rows there are.
 
 // The sum and the largest of a vector's numbers.
 ISA_TARGET static inline int32_t sum_of(Int x) {
