@@ -147,7 +147,7 @@ class Plan(EngineOptions):
     def _search(self, config: ServeConfig, model: ModelConfig, chip: Chip, devices: int) -> int:
         """Search for the goal; prints what was found and writes the settings."""
         from jcb import config_file, terminal
-        from jcb.models.presets import PREFIX
+        from jcb.models.presets import serve_command
         from jcb.plan import goal
         from jcb.plan.table import search_json
         from jcb.simulate import workloads
@@ -167,8 +167,7 @@ class Plan(EngineOptions):
             print(*goal.lines(found), sep="\n")
         if self.output is not None:
             self.output.write_text(config_file.dump(found.config), encoding="utf-8")
-            which = " --model PATH" if config.model.startswith(PREFIX) else ""
-            print(f"wrote {self.output}: jcb serve --config {self.output}{which}", file=sys.stderr)
+            print(f"wrote {self.output}: {serve_command(self.output, config.model)}", file=sys.stderr)
         return 0 if found.best.is_met else 1
 
 

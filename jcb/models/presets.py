@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from jcb.config import ModelConfig
 
 PREFIX = "preset:"
@@ -78,3 +80,8 @@ def preset(name: str) -> ModelConfig:
     if key not in PRESETS:
         raise ValueError(f"no preset {key!r}; known: {', '.join(PREFIX + each for each in PRESETS)}")
     return PRESETS[key]
+
+
+def serve_command(settings: Path, model: str) -> str:
+    """What serves the settings in a file. A shape has no weights, so a model must then be named."""
+    return f"jcb serve --config {settings}" + (" --model PATH" if model.startswith(PREFIX) else "")

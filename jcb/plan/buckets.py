@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jcb import config_file
 from jcb.config import Limits, SchedulerConfig, ServeConfig
+from jcb.models.presets import serve_command
 from jcb.plan.demand import (
     Demand,
     is_recording,
@@ -177,5 +178,5 @@ def run(
         say(line)
     if output is not None:
         output.write_text(config_file.dump(dataclasses.replace(config, scheduler=choice.scheduler)), encoding="utf-8")
-        say(f"wrote {output}: jcb serve --config {output}")
+        say(f"wrote {output}: {serve_command(output, config.model)}")
     return choice
